@@ -556,6 +556,8 @@ class VaultMachine(RuleBasedStateMachine):
                 status["skipped"],
                 status["unknown"] + status["leased"] + status["released"],
             )
+            (listed,) = await self.vault.redrives.page(before=task.id + 1, count_max=1)
+            assert listed == found, "a list counts as the task itself is counted"
 
 
 def replace_redelivered(message: Message) -> Message:

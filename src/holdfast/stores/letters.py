@@ -396,10 +396,11 @@ class _NewLetters:
         rows = run(self._tx, "find_came_from", redrive_id=letter.redrive_id) if letter.redrive_id else []
         if not rows:
             return 0, 0
-        number, _, state, count = rows[0]
+        number, _, state, count, redrive = rows[0]
         if state in CAN_COME_BACK:
             act = LedgerAct(actor=self._act.actor, action="letters.came_back", detail=letter.redrive_id)
             self._writer.move(self._tx, act, rows, LetterState.CAME_BACK.value)
+            run(self._tx, "add_redrive_tally", redrive=redrive, status="came_back", count=1)
         return number, count + (state == LetterState.REDRIVING.value)
 
 

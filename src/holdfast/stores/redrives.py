@@ -158,7 +158,8 @@ class RedriveStore(VaultPart):
         of_states = "".join(f" AND state <> '{one.value}'" for one in RedriveState if states and one not in states)
         of_plan = " AND plan = :plan" if plan else ""
         where = f"WHERE id < :before{of_states}{of_plan} ORDER BY id DESC LIMIT :count_max"
-        return self._tasks(tx, where, before=before, count_max=count_max, **({"plan": plan} if plan else {}))
+        more = {"plan": plan} if plan else {}
+        return self._tasks(tx, where, by_tallies=True, before=before, count_max=count_max, **more)
 
     @one_look
     def letters(
@@ -194,6 +195,7 @@ class RedriveStore(VaultPart):
         why = clip(act.detail or act.reason, WHY_CHARACTERS_MAX)
         now, actor = self.writer.now_us(), clip(act.actor, WHY_CHARACTERS_MAX)
         run(tx, "set_redrive_state", redrive=redrive, state=state.value, why=why, now=now, actor=actor)
+        self._tally(tx, redrive)
         self.writer.append(tx, act)
         return True
 
@@ -274,6 +276,7 @@ class RedriveStore(VaultPart):
                 if kind == "failed":
                     back = [row for row in these if row[2] == LetterState.REDRIVING.value]
                     self.writer.move(tx, act, back, LetterState.CAPTURED.value)
+            self._tally(tx, redrive)
 
         await self.writer.write(work)
         crash_point("vault.after_settle")
@@ -286,6 +289,7 @@ class RedriveStore(VaultPart):
         rows = run(tx, "select_to_release", now=self.writer.now_us(), count_max=count_max)
         for redrive in dict.fromkeys(row[4] for row in rows):
             self._release(tx, redrive, [row for row in rows if row[4] == redrive], act)
+            self._tally(tx, redrive)
         return len(rows)
 
     @one_commit
@@ -350,20 +354,36 @@ class RedriveStore(VaultPart):
         why = "" if came_back else f"it is {state or 'deleted'} now"
         self._set_status(tx, redrive, [(letter,)], "redriven" if came_back else "skipped", why)
 
-    def _tasks(self, tx: Tx, where: str, **values: object) -> list[RedriveTask]:
+    def _tally(self, tx: Tx, redrive: int) -> None:
+        """Count the letters of a task that does not run, so that no list has to."""
+        if run(tx, "find_redrive", redrive=redrive)[0][0] == RedriveState.RUNNING.value:
+            return
+        counts = run(tx, "count_redrive_letters", ids=tx.dialect.ids([redrive]))
+        run(tx, "delete_redrive_tallies", redrive=redrive)
+        run_many(tx, "add_redrive_tally", [{"redrive": redrive, "status": row[1], "count": row[2]} for row in counts])
+
+    def _tasks(self, tx: Tx, where: str, *, by_tallies: bool = False, **values: object) -> list[RedriveTask]:
+        """`by_tallies` counts letters of those that run alone; what came back is never less than was ever told."""
         rows = tx.rows(f"{SQL['select_redrive']} {where}", **values)
+        if not rows:
+            return []
+        ids = [row[0] for row in rows]
+        told = run(tx, "select_redrive_tallies", ids=tx.dialect.ids(ids))
+        kept: dict[tuple[int, str], int] = {(redrive, status): count for redrive, status, count in told}
+        tallied = {redrive for redrive, status in kept if status != "came_back"} if by_tallies else set()
+        counted = tx.dialect.ids([row[0] for row in rows if row[0] not in tallied or row[4] == "running"])
         # Three counts for all of them, each by an index: a task of a million letters is looked at every second.
-        ids = tx.dialect.ids([row[0] for row in rows])
-        counts = {row[:2]: row[2] for row in run(tx, "count_redrive_letters", ids=ids)} if rows else {}
-        came_back: dict[int, int] = dict(run(tx, "count_came_back", ids=ids)) if rows else {}
-        repeated: dict[int, int] = dict(run(tx, "count_repeated", ids=ids)) if rows else {}
+        found = {(redrive, status): count for redrive, status, count in run(tx, "count_redrive_letters", ids=counted)}
+        back: dict[int, int] = {} if by_tallies else dict(run(tx, "count_came_back", ids=counted))
+        repeated: dict[int, int] = dict(run(tx, "count_repeated", ids=tx.dialect.ids(ids)))
         tasks = []
         for row in rows:
-            redrive, *_ = row
-            known = [counts.get((redrive, status), 0) for status in ("redriven", "failed", "skipped")]
-            unknown = sum(counts.get((redrive, status), 0) for status in ("unknown", "leased", "released"))
-            more = (unknown, came_back.get(redrive, 0), repeated.get(redrive, 0))
-            tasks.append(self._task(row, (*known, *more)))
+            redrive = row[0]
+            of = kept if redrive in tallied and row[4] != "running" else found
+            known = [of.get((redrive, status), 0) for status in ("redriven", "failed", "skipped")]
+            unknown = sum(of.get((redrive, status), 0) for status in ("unknown", "leased", "released"))
+            came_back = max(kept.get((redrive, "came_back"), 0), back.get(redrive, 0))
+            tasks.append(self._task(row, (*known, unknown, came_back, repeated.get(redrive, 0))))
         return tasks
 
     def _task(self, row: Row, counts: Sequence[int]) -> RedriveTask:

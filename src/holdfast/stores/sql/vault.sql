@@ -14,6 +14,10 @@ ON CONFLICT (hour, queue) DO UPDATE SET arrived = queue_hours.arrived + excluded
 -- name: add_redriven_count
 UPDATE letters SET redriven_count = redriven_count + 1 WHERE id IN_IDS
 
+-- name: add_redrive_tally
+INSERT INTO redrive_tallies (redrive, status, count) VALUES (:redrive, :status, :count)
+ON CONFLICT (redrive, status) DO UPDATE SET count = redrive_tallies.count + excluded.count
+
 -- name: add_tally
 INSERT INTO tallies (queue, state, count) VALUES (:queue, :state, :count)
 ON CONFLICT (queue, state) DO UPDATE SET count = tallies.count + excluded.count
@@ -73,11 +77,15 @@ DELETE FROM queue_hours WHERE hour < :before
 -- name: delete_recoveries
 DELETE FROM recoveries WHERE id <= :last
 
+-- name: delete_redrive_tallies
+DELETE FROM redrive_tallies WHERE redrive = :redrive AND status <> 'came_back'
+
 -- name: delete_revisions
 DELETE FROM revisions WHERE letter IN_IDS
 
 -- name: find_came_from
-SELECT r.letter, l.queue, l.state, l.redriven_count FROM redrive_letters r JOIN letters l ON l.id = r.letter
+SELECT r.letter, l.queue, l.state, l.redriven_count, r.redrive
+FROM redrive_letters r JOIN letters l ON l.id = r.letter
 WHERE r.redrive_id = :redrive_id
 
 -- name: find_counter
@@ -271,6 +279,9 @@ FROM letters l CROSS JOIN redrive_letters r
 WHERE l.state = 'came_back' AND l.id > :after AND r.letter = l.id AND r.redrive = :redrive
     AND r.status NOT IN ('failed', 'skipped')
 ORDER BY l.id LIMIT :count_max
+
+-- name: select_redrive_tallies
+SELECT redrive, status, count FROM redrive_tallies WHERE redrive IN_IDS
 
 -- name: select_resolved_due
 SELECT id, queue, state FROM letters WHERE state = 'redriven' AND changed_at < :before
