@@ -66,7 +66,12 @@ async def test_before_dry_and_for_real(server: Serving, dlq: DeadLetterQueue) ->
         (False, 200, "admin"),
         (True, 0, "admin"),
     ]
-    rows = [row for row in server.ask("/admin/ledger")["rows"] if row["action"] == "recovery"]
+    ledger = server.ask("/admin/ledger")["rows"]
+    assert [row["detail"] for row in ledger if row["action"] == "recoveries.start"] == [
+        f"recovery {dry['recovery']['run']} (dry run)",
+        f"recovery {told['recovery']['run']}",
+    ]
+    rows = [row for row in ledger if row["action"] == "recovery"]
     assert [(row["queue"], row["outcome"], row["count"]) for row in rows] == [
         (DLQ, "partly_done", 0),
         (DLQ, "partly_done", 200),

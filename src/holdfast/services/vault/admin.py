@@ -597,7 +597,9 @@ async def _preflight(app: VaultApp, request: recover.PreflightRecovery, caller: 
 
 @handles(recover.StartRecovery)
 async def _start_recovery(app: VaultApp, request: recover.StartRecovery, caller: Caller) -> recover.RecoveryView:
-    return await app.recoveries.start(request, caller)
+    begun = await app.recoveries.start(request, caller)
+    await _noted(app, request, caller, begun)
+    return begun
 
 
 @handles(recover.ReadRecovery)
@@ -607,7 +609,15 @@ async def _show_recovery(app: VaultApp, request: recover.ReadRecovery, caller: C
 
 @handles(recover.StopRecovery)
 async def _stop_recovery(app: VaultApp, request: recover.StopRecovery, caller: Caller) -> recover.RecoveryView:
-    return await app.recoveries.stop(request.run, caller)
+    stopped = await app.recoveries.stop(request.run, caller)
+    await _noted(app, request, caller, stopped)
+    return stopped
+
+
+async def _noted(app: VaultApp, request: Request[Any], caller: Caller, told: recover.RecoveryView) -> None:
+    """Who started or stopped it, and from where; its own row is written at its end."""
+    act = act_of(request, caller, detail=f"recovery {told.recovery.run}{' (dry run)' if told.recovery.dry_run else ''}")
+    await app.vault.ledger.append(act, outcome="done", queue=told.recovery.queue)
 
 
 @handles(recover.ReadTopology)
