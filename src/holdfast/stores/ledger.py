@@ -279,9 +279,9 @@ class Ledger(VaultPart):
         found: dict[str, QueueHistory] = {}
         for queue, hour, *counts in run(tx, "select_queue_hours", after=until - count):
             one = found.setdefault(queue, QueueHistory(queue, *([0] * count for _ in HOUR_KINDS)))
-            if (place := count - 1 - (until - hour)) < count:  # another server's clock may be ahead
+            if (index := count - 1 - (until - hour)) < count:  # another server's clock may be ahead
                 for kind, value in zip(HOUR_KINDS, counts, strict=True):
-                    getattr(one, kind)[place] = value
+                    getattr(one, kind)[index] = value
         return OverviewHistory(until=moment((until + 1) * HOUR_US), queues=list(found.values()))
 
     @one_commit

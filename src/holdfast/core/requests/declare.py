@@ -132,14 +132,14 @@ class Declared:
     def __init__(
         self,
         name: str,
-        place: str,
+        http: str,
         role: Role,
         about: str | Access,
         request: type[Request[Any]],
         options: Mapping[str, Any],
     ) -> None:
         self.name = name
-        self.method, _, self.path = place.partition(" ")
+        self.method, _, self.path = http.partition(" ")
         self.role = role
         self.about = about
         self.request = request
@@ -241,7 +241,7 @@ REQUESTS: dict[str, Declared] = {}
 HANDLERS: dict[type[Request[Any]], Callable[..., Any]] = {}
 
 
-def declare(name: str, place: str, *, role: Role, about: str | Access, **options: Any) -> Callable[[C], C]:
+def declare(name: str, http: str, *, role: Role, about: str | Access, **options: Any) -> Callable[[C], C]:
     """Make a class a request that can be asked, at `METHOD /path`; fields that the path names stand in it.
 
     `about` is the field with the queue that it is about, `names` are those with other places where it makes something
@@ -251,7 +251,7 @@ def declare(name: str, place: str, *, role: Role, about: str | Access, **options
     """
 
     def register(request: C) -> C:
-        request.declared = REQUESTS[name] = Declared(name, place, role, about, request, options)
+        request.declared = REQUESTS[name] = Declared(name, http, role, about, request, options)
         return request
 
     return register

@@ -325,7 +325,7 @@ def _last(scope: Scope, wanted: bytes) -> bytes:
 def _check_host(headers: list[tuple[bytes, bytes]], when: str) -> ListenAddress:
     """The host that a request is for. Raises Invalid for one that is none, Forbidden for another one's."""
     hosts = [value for name, value in headers if name == b"host"]
-    host = _place_of(b"//" + hosts[0]) if len(hosts) == 1 and not NO_HOST & {*hosts[0]} else None
+    host = _server_of(b"//" + hosts[0]) if len(hosts) == 1 and not NO_HOST & {*hosts[0]} else None
     if host is None or not host.host:
         raise Invalid(f"host is invalid; {when} a request names one host, the one that it is for")
     if not host.is_loopback:
@@ -338,7 +338,7 @@ def _check_local(headers: list[tuple[bytes, bytes]]) -> None:
     host = _check_host(headers, "without tokens")
     for name, value in headers:
         if name == b"origin":
-            page = _place_of(value)
+            page = _server_of(value)
             is_own = page is not None and page.is_loopback and page.port == host.port
         else:
             is_own = name != b"sec-fetch-site" or value in OWN_SITES
@@ -346,7 +346,7 @@ def _check_local(headers: list[tuple[bytes, bytes]]) -> None:
             raise Forbidden("forbidden; this server takes no requests from other web pages")
 
 
-def _place_of(url: bytes) -> ListenAddress | None:
+def _server_of(url: bytes) -> ListenAddress | None:
     """The host and the port of a URL; None when it has none that can be read."""
     try:
         parts = urlsplit(url.decode("ascii"))

@@ -371,10 +371,10 @@ def _read_token(path: Path) -> str:
     return _long_enough(token, str(path))
 
 
-def _long_enough(token: str, place: str) -> str:
+def _long_enough(token: str, where: str) -> str:
     if len(token) < TOKEN_CHARACTERS_MIN:
         raise CannotStart(
-            f"admin token is too short; {place} has {len(token)} characters, {TOKEN_CHARACTERS_MIN} are the least, "
+            f"admin token is too short; {where} has {len(token)} characters, {TOKEN_CHARACTERS_MIN} are the least, "
             "leave it out to have one made"
         )
     return token

@@ -231,7 +231,7 @@ class QueueService:
         ]
         order = _ORDERS[request.sort]
         found.sort(key=order)
-        start = bisect_right(found, _place_of(request.cursor, request.sort), key=order) if request.cursor else 0
+        start = bisect_right(found, _read_cursor(request.cursor, request.sort), key=order) if request.cursor else 0
         page = found[start : start + count_max]
         more = len(found) > start + len(page)
         return requests.DepthsReply(
@@ -383,7 +383,7 @@ def _cursor_of(queue: LogicalQueue, sort: str) -> str:
     return f"{-depth}~{name}"
 
 
-def _place_of(cursor: str, sort: str) -> tuple[int, str]:
+def _read_cursor(cursor: str, sort: str) -> tuple[int, str]:
     """Raises Invalid for what we never gave out."""
     depth, mark, name = cursor.partition("~")
     if not mark or not (depth.isascii() and depth.isdigit() and len(depth) < ID_DIGITS_MAX):

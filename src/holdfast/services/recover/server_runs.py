@@ -149,10 +149,10 @@ class ServerRuns:
 
     async def preflight(self, request: PreflightRecovery, caller: Caller) -> PreflightView:
         """What a start would find. Raises NotFound, BrokerError."""
-        kind, order = await self._order(request, caller, run="")
+        origin, order = await self._order(request, caller, run="")
         try:
             async with asyncio.timeout(PREFLIGHT_TIMEOUT_S):
-                found = await self._look(kind, order)
+                found = await self._look(origin, order)
         except TimeoutError as error:
             raise Conflict(f"broker is slow; it has not answered for {PREFLIGHT_TIMEOUT_S:.0f} s") from error
         refused = ""
@@ -164,7 +164,7 @@ class ServerRuns:
             PreflightView,
             found,
             queue=request.queue,
-            origin=kind,
+            origin=origin,
             ready=found.depth.ready,
             consumers=found.depth.consumers,
             copies={key: list(queues) for key, queues in found.copies.items() if len(queues) > 1},
@@ -174,11 +174,11 @@ class ServerRuns:
 
     async def start(self, request: StartRecovery, caller: Caller) -> RecoveryView:
         """Begin, in the background. Raises what kept it from beginning, where that is known soon."""
-        kind, order = await self._order(request, caller, run=new_run(), dry_run=request.dry_run)
+        origin, order = await self._order(request, caller, run=new_run(), dry_run=request.dry_run)
         self._check_free(order.dead_queue)
         live = LiveRun(order, began_us=self._clock.now_us(), on_news=self._tell)
         self._live[order.run] = live
-        live.task = asyncio.create_task(self._keep(live, kind), name=f"recovery of {order.dead_queue}")
+        live.task = asyncio.create_task(self._keep(live, origin), name=f"recovery of {order.dead_queue}")
         await asyncio.wait(
             [live.task, waiting := asyncio.ensure_future(live.has_news.wait())],
             timeout=BEGIN_TIMEOUT_S,
@@ -229,9 +229,9 @@ class ServerRuns:
                 one.stop()
         await end_runs([one.task for one in ours if one.task], [one.run for one in ours if one.run])
 
-    async def _keep(self, live: LiveRun, kind: Origin) -> None:
+    async def _keep(self, live: LiveRun, origin: Origin) -> None:
         try:
-            await self._run(kind, live.order, live.begin, live.notices)
+            await self._run(origin, live.order, live.begin, live.notices)
         except HoldfastError as error:
             live.error = error
             emit("recovery.failed", queue=live.order.dead_queue, error=error.message)
@@ -257,8 +257,8 @@ class ServerRuns:
         self, request: RecoveryRequest[Any], caller: Caller, *, run: str, dry_run: bool = False
     ) -> tuple[Origin, RecoveryOrder]:
         order = request.order(caller, run=run, dry_run=dry_run)
-        kind = await self._find(request.queue, caller)
-        if kind == "queue":
+        origin = await self._find(request.queue, caller)
+        if origin == "queue":
             given = [name for name in BROKER_FIELDS if getattr(request, name)]
             if request.to not in ("routes", "source"):
                 given.append("to")
@@ -269,4 +269,4 @@ class ServerRuns:
                 )
             if any(text.strip().startswith("header.") for text in request.where):
                 raise Invalid("filter is invalid; an item has no headers, use type, reason, queue, age or body")
-        return kind, order
+        return origin, order

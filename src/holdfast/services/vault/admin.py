@@ -276,13 +276,13 @@ async def _redrive_queue(app: VaultApp, request: requests.RedriveQueue, caller: 
     if plan is None:
         return requests.RedriveQueueReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
     reasons, left_out_count = Counter({one.why: one.count for one in plan.reasons}), plan.left_out_count
-    place = f"/admin/letters?queue={quote(queue, safe='')}&state=captured"
+    path = f"/admin/letters?queue={quote(queue, safe='')}&state=captured"
     left = requests.RedriveQueueReply(
         redriven=0,
         kept=left_out_count,
         possible_duplicates=0,
         reasons=dict(reasons),
-        kept_in=place,
+        kept_in=path,
         kept_ids=[one.letter for one in plan.left_out],
     )
     if not plan.count:
@@ -307,7 +307,7 @@ async def _redrive_queue(app: VaultApp, request: requests.RedriveQueue, caller: 
         kept=kept,
         possible_duplicates=max(task.possible_duplicates, task.unknown),
         reasons=dict(reasons),
-        kept_in=place if kept else "",
+        kept_in=path if kept else "",
     )
 
 

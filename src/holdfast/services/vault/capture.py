@@ -214,14 +214,14 @@ class Capture:
                 self.report.queue, body=one.body, properties=properties, reason=why, act=self._act
             )
             self.report.failed_imports += 1
-        fresh = [place.letter for place in stored if not place.matched]
+        fresh = [one.letter for one in stored if not one.matched]
         if fresh:
             await self._vault.letters.acking(fresh)
         crash_point("capture.before_ack")
         unsettled = await consumer.ack([*(one for one, _ in good), *(one for one, _, _ in bad)])
         crash_point("capture.after_ack")
         again = {one.delivery for one in unsettled if isinstance(one.error, NotOurs)}
-        unsent = [place.letter for (one, _), place in zip(good, stored, strict=True) if one in again]
+        unsent = [kept.letter for (one, _), kept in zip(good, stored, strict=True) if one in again]
         if unsent:
             await self._vault.letters.acking(unsent, sent=False)
         # Of the others nobody knows whether they are acked: what comes again of them is a duplicate, not lost.
@@ -281,13 +281,13 @@ class Capture:
         Announced first, so that a crash leaves none that nobody knows of."""
         if self._blobs is None or all(len(letter.body) <= BLOB_BYTES_MIN for letter in letters):
             return letters
-        names = {place: _blob_name() for place, one in enumerate(letters) if len(one.body) > BLOB_BYTES_MIN}
+        names = {index: _blob_name() for index, one in enumerate(letters) if len(one.body) > BLOB_BYTES_MIN}
         await self._vault.unclaimed.announce(list(names.values()), for_s=CLAIM_S)
-        for place, name in names.items():
-            await self._blobs.put(name, letters[place].body)
+        for index, name in names.items():
+            await self._blobs.put(name, letters[index].body)
         return [
-            replace(one, blob=names[place], body_bytes=len(one.body)) if place in names else one
-            for place, one in enumerate(letters)
+            replace(one, blob=names[index], body_bytes=len(one.body)) if index in names else one
+            for index, one in enumerate(letters)
         ]
 
 
