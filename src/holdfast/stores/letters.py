@@ -34,7 +34,7 @@ DEATH_COLUMNS = tuple(f"death_{name}" for name in DeathStory.__struct_fields__)
 OWN_COLUMNS = 20
 COUNT_MAX = 10_000
 #: Columns whose values are told to those who look for letters.
-VALUED = ("type", "reason", "source_queue", "error_type")
+VALUED = ("type", "reason", "source_queue", "error_type", "grp")
 #: What the seal of a revision is of, as `insert_revision` names it, in the order of `next_revision`.
 REVISION_COLUMNS = ("number", "letter", "headers", "dropped", "now", "actor", "note", "body")
 #: What the seal of a letter is of, as `insert_letter` and `insert_content` name it, in the order of `select_sealed`.
@@ -260,17 +260,20 @@ class Letters(VaultPart):
     @one_look
     def values(
         self, tx: Tx, queue: str, *, count_max: int, headers_count_max: int
-    ) -> tuple[dict[str, Counter[str]], int]:
-        """What stands in the newest letters, of a queue or of all, how often; and how many were looked at."""
+    ) -> tuple[dict[str, Counter[str]], dict[str, str], int]:
+        """What stands in the newest letters, of a queue or of all, how often; what each group of theirs died of; and
+        how many were looked at."""
         where, values = _condition(Selection(queue=queue), tx.dialect)
         newest = f"{where} ORDER BY l.id DESC LIMIT :count_max"
         columns = ", ".join(f"l.{name}" for name in VALUED)
         rows = tx.rows(f"SELECT {columns} FROM letters l WHERE 1 = 1 {newest}", **values, count_max=count_max)  # noqa: S608
         found = {name: Counter(row[place] for row in rows if row[place]) for place, name in enumerate(VALUED)}
+        found["group"] = found.pop("grp")
+        groups = {group: f"{error or reason} {kind}".strip() for kind, reason, _, error, group in reversed(rows)}
         sql = "SELECT c.headers FROM letters l JOIN contents c ON c.letter = l.id WHERE 1 = 1"
         told = tx.rows(f"{sql} {newest}", **values, count_max=headers_count_max)
         found["header"] = Counter(name for (headers,) in told for name in _headers(headers))
-        return found, len(rows)
+        return found, groups, len(rows)
 
     @one_look
     def came_back_as(self, tx: Tx, letter: int) -> list[tuple[int, str]]:

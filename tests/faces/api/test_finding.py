@@ -27,6 +27,10 @@ async def test_values_of_letters_are_told_with_how_often_they_are_there(stored: 
     async with stored.client() as client:
         found = (await client.get("/admin/letters/values")).json()
         assert found["looked_at"] == 3
+        by_group = found["values"].pop("group")
+        assert sorted(by_group.values()) == [1, 1, 1]
+        assert sorted(found["groups"].values()) == ["ValueError order", "ValueError pay", "rejected order"]
+        assert set(found["groups"]) == set(by_group)
         assert found["values"] == {
             "queue": {DLQ: 2, "other.dlq": 1},
             "type": {"order": 2, "pay": 1},

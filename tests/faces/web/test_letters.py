@@ -323,6 +323,9 @@ async def test_letters_are_found_and_archived_by_the_keyboard_alone(tmp_path: Pa
         assert await visitor.axe() == []
         await visitor.press("/")
         assert await visitor.focused() == "input Find letters"
+        await visitor.write("reason:rejected ")
+        offered = await visitor.page.eval_on_selector_all("#terms option", "all => all.map(one => one.value)")
+        assert "reason:rejected type:order" in offered
         await visitor.write("type:order")
         await visitor.press("Enter")
         await visitor.sees("2 shown, 2 match")

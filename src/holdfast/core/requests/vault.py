@@ -219,6 +219,7 @@ class ValuesReply(Struct, frozen=True, kw_only=True):
     """Field → its values, each with how many of the newest letters have it, the most frequent first."""
 
     values: dict[str, dict[str, int]]
+    groups: dict[str, str]  #: the key of a group → what its newest letter died of
     looked_at: int  #: how many letters were looked at
 
 
@@ -598,7 +599,7 @@ class CountLetters(Filter, Request[CountReply], frozen=True, kw_only=True):
 
 @declare("letters.values", "GET /admin/letters/values", role=Role.VIEWER, about="queue")
 class ListValues(Request[ValuesReply], frozen=True, kw_only=True):
-    """What the newest letters can be found by: their queues, types, reasons, errors and headers."""
+    """What the newest letters can be found by: their queues, types, reasons, errors, groups and headers."""
 
     queue: Annotated[Text, Meta(description="Of the letters of this dead-letter queue.")] = ""
 

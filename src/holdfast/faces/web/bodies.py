@@ -75,7 +75,7 @@ def shown_body(content: bytes, *, start: int, size: int, mode: BodyMode) -> Body
     kind: BodyKind = "text"
     pretty = None
     if len(content) == size:
-        kind, pretty = _indented(text)
+        kind, pretty = indented(text)
     if mode == "hex":
         content = content[:HEX_PART_BYTES]
         return BodyView(kind, "hex", hex_lines(content, start), start, start + len(content), size)
@@ -99,7 +99,7 @@ def as_text(content: bytes, *, is_cut_before: bool = False, is_cut_behind: bool 
     return first, None
 
 
-def _indented(text: str) -> tuple[BodyKind, str | None]:
+def indented(text: str) -> tuple[BodyKind, str | None]:
     """Which kind of text it is, and the same with the white space between its parts made readable."""
     begin = text.lstrip("\ufeff \t\r\n")[:1]
     if begin in ("{", "["):
@@ -200,7 +200,7 @@ def diff(before: bytes, after: bytes) -> list[DiffLine] | None:
     (_, old), (_, new) = as_text(before), as_text(after)
     if old is None or new is None:
         return None
-    both = [_indented(text) for text in (old, new)]
+    both = [indented(text) for text in (old, new)]
     if both[0][0] == both[1][0] and None not in (both[0][1], both[1][1]):
         old, new = both[0][1] or "", both[1][1] or ""
     found = list(_changes(old.splitlines(), new.splitlines()))
@@ -215,6 +215,8 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
     left = zip(reversed(old[begin:]), reversed(new[begin:]), strict=False)
     behind = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], left))
     was, now = old[begin : len(old) - behind], new[begin : len(new) - behind]
+    if not was and not now:
+        return
     yield from (DiffLine("span", line) for line in old[max(0, begin - CONTEXT_LINES) : begin])
     if max(len(was), len(now)) > DIFF_LINES_MAX:
         yield from (DiffLine("del", line) for line in was)

@@ -32,6 +32,7 @@ from holdfast.core.requests.vault import (
     ResolveLetters,
     RestoreLetters,
     SearchLetters,
+    ValuesReply,
 )
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, HoldfastError, Invalid
@@ -64,8 +65,10 @@ OFFERED = {
     "reason": "reason",
     "error": "error_type",
     "died_in": "source_queue",
+    "group": "group",
     "header": "header",
 }
+AGES = ("age:<1h", "age:<24h", "age:24h", "age:7d")
 STATES = [state.value for state in LetterState if state not in (LetterState.OUTSIDE, LetterState.DELETED)]
 TERM = re.compile(r'(?:([a-z_]+):)?("(?:[^"\\]|\\.)*"|\S+)\s*', re.DOTALL)
 BOX_CHARACTERS_MAX = 2_000
@@ -212,10 +215,10 @@ async def _choose_queue(visit: Visit, fields: Mapping[str, str]) -> Response:
 
 async def _show(visit: Visit, fields: dict[str, str], typed: str) -> Response:
     found = LettersReply(letters=[], count=0, count_is_exact=True)
-    offered: dict[str, dict[str, int]] = {}
+    offered = ValuesReply(values={}, groups={}, looked_at=0)
     try:
         found = await visit.ask(visit.read(SearchLetters))
-        offered = (await visit.ask(ListValues(queue=fields.get("queue", "")))).values
+        offered = await visit.ask(ListValues(queue=fields.get("queue", "")))
     except (Invalid, Conflict) as error:
         visit.refuse(error)
     here = {one.state for one in found.letters}
@@ -227,7 +230,9 @@ async def _show(visit: Visit, fields: dict[str, str], typed: str) -> Response:
         typed=typed,
         terms=terms(fields),
         states=STATES,
-        offered={word: offered.get(name, {}) for word, name in OFFERED.items()},
+        offered={word: offered.values.get(name, {}) for word, name in OFFERED.items()},
+        groups=offered.groups,
+        ages=AGES,
         written=written,
         actions=[one for one in ACTIONS.values() if visit.may(one.request)],
         here=here,

@@ -33,6 +33,7 @@ from holdfast.core.requests.queue import (
     UpdateQueueRequest,
 )
 from holdfast.errors import BadMethod, Conflict, HoldfastError, Invalid, NotFound, QueueMissing
+from holdfast.faces.web.bodies import indented
 from holdfast.faces.web.console import PAGE_HEADERS, Visit, page
 from holdfast.faces.web.rendering import segment, span
 
@@ -252,11 +253,8 @@ def _shown(item: Item) -> ItemView:
         part = payload[:SHOWN_HEX_BYTES_MAX]
         return ItemView(item, part[:HEX_LINE_BYTES].hex(" "), _hex(part), True, len(part))
     line = " ".join(text.split())
-    if len(part) == len(payload) and text.lstrip()[:1] in ("{", "["):
-        try:
-            text = msgspec.json.format(payload).decode()
-        except (msgspec.DecodeError, RecursionError):
-            pass  # it only looks like it
+    if len(part) == len(payload):
+        text = indented(text)[1] or text
     return ItemView(item, line, text, False, len(part))
 
 

@@ -379,16 +379,17 @@ async def _count(app: VaultApp, request: requests.CountLetters, caller: Caller) 
 @handles(requests.ListValues)
 async def _values(app: VaultApp, request: requests.ListValues, caller: Caller) -> requests.ValuesReply:
     check_selection(Selection(queue=request.queue))
-    found, looked_at = await app.vault.letters.values(
+    found, groups, looked_at = await app.vault.letters.values(
         request.queue, count_max=VALUES_OF_COUNT, headers_count_max=HEADERS_OF_COUNT
     )
     queues: Counter[str] = Counter()
     for tally in await app.vault.ledger.tallies():
         if caller.may_touch(tally.queue) and tally.state != LetterState.DELETED.value:
             queues[tally.queue] += tally.count
-    values = {"queue": queues, **found}
+    values = {name: dict(counts.most_common(VALUES_COUNT_MAX)) for name, counts in {"queue": queues, **found}.items()}
     return requests.ValuesReply(
-        values={name: dict(counts.most_common(VALUES_COUNT_MAX)) for name, counts in values.items()},
+        values=values,
+        groups={key: clip(groups[key], NAME_CHARACTERS_MAX) for key in values["group"]},
         looked_at=looked_at,
     )
 
