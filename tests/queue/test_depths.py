@@ -62,6 +62,8 @@ async def test_queues_are_found_by_a_part_of_their_name_and_by_what_they_are(ins
 
     assert await found(search="DLQ") == ["b.dlq"]
     assert await found(paused=True) == ["b"]
+    assert await found(queue_name="b") == ["b"]
+    assert await found(queue_name="nothing") == []
     assert await found(dead_queue_for="~") == ["a", "b.dlq", "c", "d"], "not one that has a dead queue"
     assert await found(dead_queue_for="a") == ["b.dlq", "c", "d"], "nor the queue itself"
     assert await found(dead_queue_for="b.dlq") == [], "a dead queue has none"
@@ -77,6 +79,7 @@ async def test_who_is_held_to_some_queues_sees_these_alone(installation: Install
     await filled(installation)
     depths = await installation.service.call(requests.DepthsRequest(sort="depth"), HELD)
     assert ([one.queue_name for one in depths.queues], depths.count) == (["b", "b.dlq"], 2)
+    assert (await installation.service.call(requests.DepthsRequest(queue_name="a"), HELD)).queues == []
     for asked, names in (
         (requests.ListRequest(), ["b", "b.dlq"]),
         (requests.ListRequest(limit=1), ["b"]),

@@ -65,7 +65,7 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     ],
     "queues.update": [{**QUEUE, "max_attempts": 1}, {"queue_name": MINE, "dead_queue": PAY_DLQ}],
     "queues.list": [{}, {"pivot": PAY}],
-    "queues.depths": [{}, {"search": PAY}, {"sort": "depth"}],
+    "queues.depths": [{}, QUEUE, {"search": PAY}, {"sort": "depth"}],
     "queues.info": [QUEUE],
     "queues.delete": [{**QUEUE, "force": True}],
     "storage/items.list": [QUEUE],
@@ -168,6 +168,7 @@ NO_PLACES = {
         (f"letters.{word}", "selection.source_queue"): "which of its own dead queue's letters"
         for word in ("archive", "restore", "discard", "resolve")
     },
+    ("queues.depths", "queue_name"): "which one of its own: the others are left out",
     ("ledger.read", "queue"): "the ledger is for who is held to no queue",
     ("ledger.export", "queue"): "the ledger is for who is held to no queue",
     ("plans.make", "selection.source_queue"): "which of its own dead queue's letters",

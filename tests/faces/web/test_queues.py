@@ -69,6 +69,7 @@ async def test_a_queue_is_made_changed_paused_resumed_and_deleted(installation: 
         assert not (await queues.queues_info("orders")).paused
         used = await tab.post("/queues/orders.dlq", {"do": "delete", "count": "0"}, status=400)
         assert "is the dead_queue of 'orders'" in text_of(used)
+        assert "it is one itself" in text_of(used)
         gone = await tab.post("/queues/orders", {"do": "delete", "count": "0"})
         assert notice_of(gone) == "Queue orders was deleted."
         assert [one.queue_name for one in await queues.queues_list()] == ["orders.dlq"]
@@ -293,6 +294,9 @@ async def test_by_the_keyboard_a_queue_is_made_written_to_looked_at_and_paused(
         await visitor.press("Enter")
         await visitor.sees("it takes items in and gives none out")
         assert (await installation.queues.queues_info("orders")).paused
-        # What another does is seen without being asked for.
+        # What another does is counted without being asked for; what one looks at stays.
         await installation.queues.queue_produce("orders", [b"from elsewhere"])
+        await visitor.sees(re.compile(r"Queued\s+2\b"))
+        await visitor.sees_no("from elsewhere")
+        await visitor.page.get_by_role("button", name="Look again").click()
         await visitor.sees("from elsewhere")

@@ -329,6 +329,7 @@ class DepthsRequest(QueueRequest[DepthsReply], frozen=True, kw_only=True):
     They are counted as this server knows them, which costs no storage anything.
     """
 
+    queue_name: Annotated[str, told("Only this one.", NAME_OR_NONE)] = ""
     search: Annotated[str, told("A part of the name.", NAME_OR_NONE)] = ""
     sort: Annotated[Literal["name", "depth"], Meta(description="By name, or the fullest first.")] = "name"
     paused: Annotated[bool, Meta(description="Only those that are paused.")] = False

@@ -255,6 +255,11 @@ class Visit:
         return self._caller.role if self._caller else None
 
     @property
+    def is_part(self) -> bool:
+        """Whether a page that is open asks, for those of its parts that are about what changed."""
+        return "hx-request" in self.http.headers
+
+    @property
     def is_signed_in(self) -> bool:
         return self._caller is not None
 

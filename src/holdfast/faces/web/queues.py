@@ -168,16 +168,19 @@ async def _info(visit: Visit, name: str) -> QueueInfo:
 async def _queue_page(visit: Visit, name: str) -> Response:
     info = await _info(visit, name)
     stats = await visit.ask(StatsRequest(queue_name=name))
+    depths = await visit.ask(DepthsRequest(queue_name=name))
     return visit.page(
         "queue.html",
         title=name,
         info=info,
+        is_dead_queue=any(one.is_dead_queue for one in depths.queues),
         total=_together(stats.partitions),
         waiting=stats.logical_queues[0],
         partitions=[_together([one]) for one in stats.partitions],
         given=_as_given(info),
         storages={place.partition: place.storage for place in info.partitions},
-        items=await _items(visit, info) if visit.may(ListItemsRequest) else None,
+        # Somebody looks at them: they stay as they were, and are not read each time that a count changes.
+        items=await _items(visit, info) if visit.may(ListItemsRequest) and not visit.is_part else None,
         may={word for word, request in MAY.items() if visit.may(request)},
     )
 

@@ -226,8 +226,10 @@ class QueueService:
         count_max = checks.list_limit(request.limit)
         found = [
             queue
-            for name in self.manager.names()
-            if caller.may_touch(name) and self._fits(request, queue := self.manager.get(name))
+            for name in ([request.queue_name] if request.queue_name else self.manager.names())
+            if self.manager.find(name) is not None
+            and caller.may_touch(name)
+            and self._fits(request, queue := self.manager.get(name))
         ]
         order = _ORDERS[request.sort]
         found.sort(key=order)
