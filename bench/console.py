@@ -12,12 +12,11 @@ import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from html import unescape
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +46,7 @@ QUEUES = 7
 LOOKS = 15
 TABS = 50
 PRODUCERS = 8
+WARM_S = 1.5
 MEDIAN_MS_MAX, MEDIAN_MS_AIM = 150.0, 60.0
 RATIO_MAX = 2.0
 #: A page that is so quick may grow more than that.
@@ -198,71 +198,86 @@ async def _tabs(address: str, cookie: str, path: str) -> None:
     await asyncio.gather(*(_tab(address, cookie, path) for _ in range(TABS)))
 
 
-@contextmanager
-def open_tabs(console: Console, path: str) -> Iterator[None]:
+@asynccontextmanager
+async def open_tabs(console: Console, path: str) -> AsyncIterator[None]:
     """They have to be there at the end as well."""
     cookie = "; ".join(f"{name}={value}" for name, value in console.browser.cookies.items())
     argv = [sys.executable, "-m", "bench.console", "tabs", console.server.address, cookie, path]
-    with subprocess.Popen(argv, cwd=ROOT) as tabs:
-        time.sleep(1.0)
+    tabs = await asyncio.create_subprocess_exec(*argv, cwd=ROOT)
+    try:
+        await asyncio.sleep(WARM_S)
         yield
-        if tabs.poll() is not None:
+        if tabs.returncode is not None:
             raise RuntimeError("the tabs have ended")
-        tabs.kill()
+    finally:
+        with suppress(ProcessLookupError):
+            tabs.kill()
+        await tabs.wait()
 
 
-async def _measured(server: Server, seconds: float, *, producers: int) -> Load:
-    """One item dies every half second, so that there is news."""
-    made = 0
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    async with httpx2.AsyncClient(base_url=server.address, headers=headers, timeout=60, trust_env=False) as client:
+class Producers:
+    """Clients that produce one item after the other, while one dies every half second, so that there is news."""
 
-        async def produce(queue: str, pause_s: float = 0.0) -> None:
-            nonlocal made
-            body = {"queue_name": queue, "request_timeout": "10s", "items": [{"utf8": "x" * 512}]}
-            while True:
-                answer = await client.post("/v1/queue.produce", json=body)
-                if answer.status_code != 200:
-                    raise RuntimeError(answer.text)
-                made += not pause_s
-                await asyncio.sleep(pause_s)
+    def __init__(self, server: Server, count: int) -> None:
+        self._server = server
+        self._count = count
+        self._made = 0
 
-        tasks = [asyncio.create_task(produce("orders0.dlq", 0.5))]
-        tasks += [asyncio.create_task(produce("orders1")) for _ in range(producers)]
-        await asyncio.sleep(1.0)
-        before_s, before, began_s = server.cpu_s, made, time.perf_counter()
+    async def _produce(self, client: httpx2.AsyncClient, queue: str, pause_s: float = 0.0) -> None:
+        body = {"queue_name": queue, "request_timeout": "10s", "items": [{"utf8": "x" * 512}]}
+        while True:
+            answer = await client.post("/v1/queue.produce", json=body)
+            if answer.status_code != 200:
+                raise RuntimeError(answer.text)
+            self._made += not pause_s
+            await asyncio.sleep(pause_s)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Until the end of this."""
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with (
+            httpx2.AsyncClient(base_url=self._server.address, headers=headers, timeout=60, trust_env=False) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [group.create_task(self._produce(client, "orders0.dlq", 0.5))]
+            tasks += [group.create_task(self._produce(client, "orders1")) for _ in range(self._count)]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def load(self, seconds: float) -> Load:
+        """What was done in so many seconds."""
+        before_s, before, began_s = self._server.cpu_s, self._made, time.perf_counter()
         await asyncio.sleep(seconds)
         took_s = time.perf_counter() - began_s
-        load = Load((made - before) / took_s, (server.cpu_s - before_s) / took_s)
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for failed in [one for one in ended if isinstance(one, Exception)]:
-            raise failed
-        return load
+        return Load((self._made - before) / took_s, (self._server.cpu_s - before_s) / took_s)
+
+
+async def _pairs(
+    console: Console, *, producers: int, rounds: int, seconds: float, path: str
+) -> list[tuple[Load, Load]]:
+    """Without tabs and with them, in turn."""
+    found = []
+    clients = Producers(console.server, producers)
+    async with clients.running():
+        for _ in range(rounds):
+            await asyncio.sleep(WARM_S)
+            without = await clients.load(seconds)
+            async with open_tabs(console, path):
+                found.append((without, await clients.load(seconds)))
+    return found
 
 
 def tabs_cost(console: Console, *, rounds: int, seconds: float, path: str = "/") -> dict[str, float]:
-    """Medians of paired rounds, in either order."""
-    server = console.server
-    server.ask("POST", "/admin/captures", {"queue": "orders0.dlq", "continuous": True})
-
-    def load(*, tabs: bool, producers: int) -> Load:
-        with open_tabs(console, path) if tabs else nullcontext():
-            return asyncio.run(_measured(server, seconds, producers=producers))
-
-    cores, slower = [], []
-    for number in range(rounds):
-        order = (False, True) if number % 2 else (True, False)
-        quiet = {tabs: load(tabs=tabs, producers=0) for tabs in order}
-        busy = {tabs: load(tabs=tabs, producers=PRODUCERS) for tabs in order}
-        cores.append(quiet[True].core - quiet[False].core)
-        slower.append(1 - busy[True].rate / busy[False].rate)
-        print(
-            f"  console round {number + 1}/{rounds}: {cores[-1]:.1%} of a core, {slower[-1]:.1%} slower",
-            file=sys.stderr,
-        )
-    return {"core": round(statistics.median(cores), 3), "produce_slower": round(statistics.median(slower), 3)}
+    """Medians of paired rounds: of how much of a core, and by how much fewer items are produced."""
+    console.server.ask("POST", "/admin/captures", {"queue": "orders0.dlq", "continuous": True})
+    quiet = asyncio.run(_pairs(console, producers=0, rounds=3, seconds=seconds, path=path))
+    busy = asyncio.run(_pairs(console, producers=PRODUCERS, rounds=2 * rounds, seconds=seconds, path=path))
+    slower = sorted(1 - beside.rate / alone.rate for alone, beside in busy)
+    print(f"  console: slower by {', '.join(f'{one:.1%}' for one in slower)}", file=sys.stderr)
+    core = statistics.median(beside.core - alone.core for alone, beside in quiet)
+    return {"core": round(core, 3), "produce_slower": round(statistics.median(slower), 3)}
 
 
 def main(*, rounds: int = 5, quick: bool = False) -> bool:
@@ -270,7 +285,7 @@ def main(*, rounds: int = 5, quick: bool = False) -> bool:
     count = LETTERS // 10 if quick else LETTERS
     with consoles(LETTERS_FEW, GROUPS_FEW) as few, consoles(count, GROUPS) as many:
         times = pages(few, many)
-        cost = tabs_cost(many, rounds=rounds, seconds=3.0 if quick else 6.0)
+        cost = tabs_cost(many, rounds=rounds, seconds=2.0 if quick else 4.0)
     print(f"\nconsole: a page's median in ms, with {LETTERS_FEW} letters and with {count}")
     for place, one in sorted(times.items(), key=lambda item: -item[1].many_ms):
         print(f"  {place:34} {one.few_ms:>8} {one.many_ms:>8}  ratio {one.ratio:.2f}: {one.verdict}")
