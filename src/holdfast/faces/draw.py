@@ -22,7 +22,7 @@ CHARACTER_PX = 6.6
 BOX_WIDTH_PX_MIN, BOX_WIDTH_PX_MAX = 80, 230
 LABEL_CHARACTERS_MAX = 60
 FONT = 'font-family="sans-serif" font-size="12"'
-SMALL = 'class="small" text-anchor="middle" font-size="9" fill="#495057"'
+SMALL = 'class="label" text-anchor="middle" font-size="9" fill="#495057"'
 #: What a line is in Mermaid, and its dashes in SVG.
 ARROWS = {"solid": "-->", "dashed": "-.->", "published": "==>", "dotted": "-.-o"}
 DASHES = {"solid": "", "dashed": "6 3", "published": "", "dotted": "1 4"}
@@ -224,7 +224,8 @@ def _line(edge: Edge, places: dict[str, tuple[float, float]]) -> str:
         from_x, from_y, to_y = x1 + start, y1 + BOX_PX / 2, y2 + BOX_PX / 2
         bend = (x2 - from_x) / 2
         path = f"M{from_x:g} {from_y:g}C{from_x + bend:g} {from_y:g} {x2 - bend:g} {to_y:g} {x2:g} {to_y:g}"
-        label_x, label_y = from_x + bend, (from_y + to_y) / 2 - 3
+        # Below its line, where what a consumer publishes goes the way of the dead letters: each has its own words.
+        label_x, label_y = from_x + bend, (from_y + to_y) / 2 + (10 if edge.style == "published" else -3)
     else:
         low = max(y1, y2) + BOX_PX + 12
         from_x, to_x = x1 + start / 2, x2 + end / 2
