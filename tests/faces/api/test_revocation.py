@@ -184,6 +184,21 @@ async def test_an_open_event_stream_ends_with_its_token(
     assert stream.task.exception() is None
 
 
+async def test_a_token_has_so_many_event_streams_and_ends_none_of_anothers(
+    installation: AdminInstallation, ask: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticator, "ENDLESS_COUNT_MAX", 3)
+    other = Asked(installation, await installation.token("another", Role.VIEWER), "GET", "/admin/events")
+    await eventually(lambda: b"tallies" in other.body)
+    streams = []
+    for _ in range(5):
+        streams.append(ask("GET", "/admin/events"))
+        await eventually(lambda: b"tallies" in streams[-1].body)
+    await eventually(lambda: [one.task.done() for one in streams] == [True, True, False, False, False])
+    assert not other.task.done()
+    other.task.cancel()
+
+
 async def test_a_token_that_expires_ends_what_waits(
     installation: AdminInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,9 @@ REDRIVES = {
     "redrives.pause",
     "redrives.resume",
     "redrives.cancel",
+    "recoveries.preflight",
+    "recoveries.start",
+    "recoveries.stop",
 }
 
 

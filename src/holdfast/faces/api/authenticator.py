@@ -34,6 +34,8 @@ NAME_HERE = "anybody here"
 NAME_ADMIN = "admin"
 COOKIE = "holdfast_session"
 CSRF_HEADER = "x-csrf-token"
+#: Event streams of one token: each has a connection for itself, and there are others who need some.
+ENDLESS_COUNT_MAX = 200
 #: How often requests that wait are looked at again, for tokens and sessions that end by time.
 LOOK_S = 1.0
 #: What an address that comes with wrong tokens waits for its answers, after a few; and when that is forgotten.
@@ -84,7 +86,7 @@ class Authenticator:
         self.sessions = Sessions(clock=vault_app.custody.clock) if vault_app is not None else None
         self.redrive_role = vault_app.redrive_role if vault_app is not None else Role.OPERATOR
         self._wrong: dict[str, tuple[int, float]] = {}  # by address: how many wrong tokens, and when the last one came
-        self._waiting: set[_OpenRequest] = set()
+        self._waiting: dict[_OpenRequest, None] = {}  # the oldest first
         self._timer: asyncio.TimerHandle | None = None
         if self._tokens is not None:
             self._tokens.on_change = self.look_again
@@ -138,21 +140,26 @@ class Authenticator:
         if count > WRONG_COUNT_FREE:
             await asyncio.sleep(WAITS.delay_s(count - WRONG_COUNT_FREE - 1, spread=1.0))
 
-    def while_let_in(self, scope: Scope, caller: Caller) -> AbstractContextManager[None]:
-        """A block that may wait: when its caller would not be let in any more it is cancelled, and Unauthorized."""
+    def while_let_in(self, scope: Scope, caller: Caller, *, is_endless: bool = False) -> AbstractContextManager[None]:
+        """A block that may wait: when its caller would not be let in any more it is cancelled, and Unauthorized. So is
+        the oldest one that is endless when the same caller has too many of them."""
         if self._hash is None or (caller.name == NAME_ADMIN and _header(scope, b"authorization")):
             return nullcontext()  # this one does not end
-        return _OpenRequest(self, scope)
+        return _OpenRequest(self, scope, caller.name if is_endless else "")
 
     def add(self, waiting: _OpenRequest) -> None:
         """A block begins that may wait."""
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
+        if waiting.endless_of:
+            same = [one for one in self._waiting if one.endless_of == waiting.endless_of]
+            if len(same) > ENDLESS_COUNT_MAX:
+                same[0].end()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_times)
 
     def discard(self, waiting: _OpenRequest) -> None:
         """It has ended."""
-        self._waiting.discard(waiting)
+        self._waiting.pop(waiting, None)
 
     def look_again(self) -> None:
         """Some token has changed: end what waits and would not be let in any more."""
@@ -266,9 +273,11 @@ class Authenticator:
 class _OpenRequest:
     """One request that may wait, for as long as its caller would be let in."""
 
-    def __init__(self, authenticator: Authenticator, scope: Scope) -> None:
+    def __init__(self, authenticator: Authenticator, scope: Scope, endless_of: str) -> None:
+        """`endless_of` is whose it is if it never ends by itself; else empty."""
         self._authenticator = authenticator
         self._scope = scope
+        self.endless_of = endless_of
         self._task = asyncio.current_task()
         self._has_ended = False
 
@@ -280,9 +289,13 @@ class _OpenRequest:
         try:
             self._authenticator.caller(self._scope)
         except Unauthorized:
-            if self._task is not None and not self._has_ended:
-                self._has_ended = True
-                self._task.cancel()
+            self.end()
+
+    def end(self) -> None:
+        """Cancel it, once."""
+        if self._task is not None and not self._has_ended:
+            self._has_ended = True
+            self._task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

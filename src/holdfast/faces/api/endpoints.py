@@ -199,7 +199,7 @@ async def _while_let_in(
 ) -> Stream:
     """The chunks, until the caller would not be let in any more; what is to be whole is then cut off, as an error."""
     try:
-        with authenticator.while_let_in(scope, caller):
+        with authenticator.while_let_in(scope, caller, is_endless=not whole):
             async for chunk in chunks:
                 authenticator.caller(scope)
                 yield chunk

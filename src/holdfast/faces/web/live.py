@@ -39,7 +39,7 @@ async def _told(visit: Visit) -> AsyncGenerator[bytes]:
     mark = visit.http.headers.get("last-event-id") or visit.query.get("since", "")
     yield b"retry: %d\n\n" % AGAIN_MS
     try:
-        with authenticator.while_let_in(scope, visit.caller):
+        with authenticator.while_let_in(scope, visit.caller, is_endless=True):
             async with aclosing(visit.console.changes.listen(mark)) as changes:
                 async for topics in changes:
                     authenticator.caller(scope)
