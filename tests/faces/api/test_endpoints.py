@@ -15,7 +15,7 @@ from tests.faces.api.conftest import TOKEN, AdminInstallation
 from tests.support.eventually import eventually
 from tests.vault.letters import DLQ
 
-PATHS = {"queue": "orders.dlq", "id": "1", "key": "none", "hash": "none", "name": "none"}
+PATHS = {"queue": "orders.dlq", "id": "1", "key": "none", "hash": "none", "name": "none", "run": "none"}
 ENDPOINTS = list(declared_under("/admin/").values())
 
 
