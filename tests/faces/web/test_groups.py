@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from html import unescape
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.requests.declare import Role
 from holdfast.faces.web.groups import PAGE_COUNT, PART_COUNT
@@ -104,6 +106,19 @@ async def test_what_is_known_of_a_group_is_kept(installation: AdminInstallation)
         assert "there is no group" in text_of(await tab.get("/groups/nothing", status=404)).lower()
         odd = await tab.post(f"/groups/{key}", {"status": "gone"}, status=400)
         assert "is none of" in notice_of(odd)
+
+
+@pytest.mark.parametrize("key", ["a/b", "späte", "a b?c#d&e", "50%", "%41", '"><script>'])
+async def test_a_key_of_ones_own_may_be_anything(installation: AdminInstallation, key: str) -> None:
+    own = replace(letter(b"x"), group=key, group_title="ours in order")
+    await installation.vault_app.vault.letters.put([own], ACT)
+    async with visiting(installation) as tab:
+        path = f"/groups/{key_of(await tab.get('/groups'), 'ours')}"
+        assert "has your note" in notice_of(await tab.post(path, {"note": "kept"}))
+        assert "kept" in await tab.get(path)
+        plan = re.search(r'href="(/plans/new[^"]+)"', await tab.get(path))
+        assert plan
+        assert "1 letter " in text_of(await tab.get(unescape(plan.group(1))))
 
 
 async def test_many_groups_come_page_by_page(installation: AdminInstallation) -> None:

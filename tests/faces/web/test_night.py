@@ -232,3 +232,29 @@ async def test_two_browsers_pause_resume_and_cancel_and_the_slower_one_is_told(
             second.expects("409")
             await other.get_by_role("button", name="Pause").click()
             await second.sees("Redrive cannot pause. Redrive 1 is cancelled, by admin.")
+
+
+async def test_by_the_keyboard_alone_a_group_is_planned_started_and_cancelled(
+    tmp_path: Path, nodes: dict[str, Node], chromium: Chromium
+) -> None:
+    async with open_night("embedded", tmp_path, nodes) as night:
+        await night.send(*(b'{"order": %d}' % number for number in range(60)))
+        async with chromium.visitor(night.installation.url) as visitor:
+            await sign_in(visitor)
+            await visitor.open("/groups")
+            await visitor.tab_to("Plan a redrive of TimeoutError")
+            await visitor.press("Enter")
+            await visitor.sees("Where they go")
+            await visitor.tab_to("Each to the queue it died in", tag="input")
+            await visitor.tab_to("Letters a second")
+            await visitor.write("1")
+            await visitor.tab_to("Make the plan")
+            await visitor.press("Enter")
+            await visitor.sees("60 letters would be redriven")
+            await visitor.tab_to("Redrive 60 letters")
+            await visitor.press("Enter")
+            await visitor.sees("Letters", "of 60 letters")
+            await visitor.tab_to("Cancel…")
+            await visitor.press("Enter")
+            await visitor.tab_to("Cancel this redrive")
+            assert await visitor.axe() == []

@@ -141,7 +141,7 @@ class Visit:
     @property
     def path(self) -> str:
         """Path and query, as they were asked for."""
-        return self.http.url.path + (f"?{self.http.url.query}" if self.http.url.query else "")
+        return _asked(self.http)
 
     @property
     def query(self) -> dict[str, str]:
@@ -264,6 +264,12 @@ class Visit:
         return self._caller is not None
 
 
+def _asked(http: HttpRequest) -> str:
+    """Path and query as they came: what is taken apart and put together again may be another address."""
+    path, query = http.scope["raw_path"].decode("latin-1"), http.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
 def _notice_of(http: HttpRequest) -> str:
     return unquote(http.cookies.get(NOTICE_COOKIE, ""))[:NOTICE_CHARACTERS_MAX]
 
@@ -378,8 +384,8 @@ def _quietly() -> Iterator[None]:
 def _to_sign_in(http: HttpRequest) -> Response:
     if http.headers.get("sec-fetch-site") == "cross-site" and http.method == "GET":
         # A link on another site: the browser keeps the session's cookie back until it comes from a page of ours.
-        return Response(render("again.html", {"path": http.url.path, "query": http.url.query}), 200, PAGE_HEADERS, HTML)
-    path = http.url.path + (f"?{http.url.query}" if http.url.query else "")
+        return Response(render("again.html", {"path": _asked(http)}), 200, PAGE_HEADERS, HTML)
+    path = _asked(http)
     where = f"{SIGN_IN}?{urlencode({'next': path})}" if http.method == "GET" and path != "/" else SIGN_IN
     if http.headers.get("hx-request"):
         return Response(status_code=200, headers={"hx-redirect": SIGN_IN, **PAGE_HEADERS})

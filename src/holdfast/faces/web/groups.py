@@ -91,7 +91,7 @@ async def change_in_list(visit: Visit) -> Response:
     return visit.redirect(visit.path, notice)
 
 
-@page("GET /groups/{key}")
+@page("GET /groups/{key:any}")
 async def group_page(visit: Visit) -> Response:
     """One group: its numbers, its newest letter, and what is known of it."""
     group = await visit.ask(ReadGroup(key=visit.name("key"), hours=HOURS_OF_ONE))
@@ -109,7 +109,7 @@ async def group_page(visit: Visit) -> Response:
     )
 
 
-@page("POST /groups/{key}")
+@page("POST /groups/{key:any}")
 async def change_group(visit: Visit) -> Response:
     """Resolve, ignore or reopen it, or note something."""
     try:
