@@ -94,6 +94,8 @@ def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> N
     assert run("ledger", "verify", "--anchor", f"9999:{'0' * 64}").code == 1
     assert run("ledger", "verify", "--anchor", "9999:00").code == 2, "a slip of the pen is no tampering"
     rows = run.done("ledger", "show", "--json").document["rows"]
+    discarded = run.done("ledger", "export", "--action", "letters.discard").text.splitlines()
+    assert [discarded[0].partition(",")[0], len(discarded)] == ["number", 2]
     assert {row["actor"].partition(":")[0] for row in rows} == {"cli"}
 
 

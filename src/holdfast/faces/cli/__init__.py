@@ -67,8 +67,8 @@ TREE: dict[str, Entry] = {
     ),
     "results": Entry(
         "results",
-        "Large results that arrive as numbered messages: start, list, show, gaps, cat, abandon.",
-        "start list show gaps cat abandon",
+        "Large results that arrive as numbered messages: start, list, show, gaps, ask, cat, abandon.",
+        "start list show gaps ask cat abandon",
     ),
     "letters": Entry(
         "letters",
@@ -82,7 +82,7 @@ TREE: dict[str, Entry] = {
         "start resume watch pause cancel list",
     ),
     "token": Entry("redrive", "API tokens: create, list, revoke.", "create list revoke"),
-    "ledger": Entry("redrive", "Who did what to which letter: show, head, verify.", "show head verify"),
+    "ledger": Entry("redrive", "Who did what to which letter: show, export, head, verify.", "show export head verify"),
     "config": Entry("serve", "What Holdfast is configured with.", "show"),
 }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from holdfast.core.ledger import is_anchor
@@ -227,6 +229,17 @@ def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerRe
     out.show(table(columns, rows))
     if page.next:
         out.note(f"more with --cursor {page.next}")
+
+
+@command("ledger export", requests.ExportLedger, example="--action letters.discard > ledger.csv")
+async def export_ledger(context: CommandContext, asked: requests.ExportLedger) -> None:
+    """Write the ledger as CSV for a spreadsheet, in which no text is run as a formula."""
+    async with context.connect(requests.ExportLedger) as custody:
+        table = await custody.call(asked)
+        async with aclosing(table):
+            async for lines in table:
+                sys.stdout.buffer.write(lines)
+    sys.stdout.buffer.flush()
 
 
 @asks("ledger head", requests.ReadHead, example=">> somewhere-else.txt")

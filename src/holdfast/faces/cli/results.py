@@ -1,4 +1,4 @@
-"""`holdfast results start|list|show|gaps|cat|abandon`: collected results, in process or of a server."""
+"""`holdfast results start|list|show|gaps|ask|cat|abandon`: collected results, in process or of a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.core.requests import results as requests
 from holdfast.core.states import TransactionState
 from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file, shared_option
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
-from holdfast.faces.cli.output import Output, console, shown, table
+from holdfast.faces.cli.output import Output, console, plural, shown, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
@@ -162,6 +162,12 @@ async def cat(context: CommandContext, asked: requests.ReadSeries) -> None:
         missing = [gap for gap in (await results.call(requests.ReadGaps(id=transaction))).items if gap.series == series]
     if missing and (missing[0].missing or missing[0].is_open):
         context.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
+
+
+@asks("results ask", requests.RequestMissing, example="t-1", shared=COLLECTING, id=ID)
+def ask(out: Output, asked: requests.RequestMissing, reply: requests.MissingReply) -> None:
+    """Ask the producer once more for what is missing."""
+    out.say(f"the producer of {asked.id} was asked for {plural(reply.ranges, 'range')}, and for what is not known yet")
 
 
 @asks("results abandon", requests.AbandonResult, example="t-1 --reason 'asked by mistake'", shared=COLLECTING, id=ID)
