@@ -29,7 +29,13 @@ STAY_S = 30.0
 #: Topics of what is counted in this process, by the word that their events begin with.
 EVENT_TOPICS = {"collect": "results", "recovery": "recoveries"}
 #: Topics of acts that are not moves of letters, by the word that they begin with.
-ACT_TOPICS = {"letters": "letters", "groups": "groups", "redrives": "redrives", "recovery": "recoveries"}
+ACT_TOPICS = {
+    "letters": "letters",
+    "groups": "groups",
+    "redrives": "redrives",
+    "recovery": "recoveries",
+    "recoveries": "recoveries",
+}
 REDRIVE_STATES = {LetterState.REDRIVING.value, LetterState.REDRIVEN.value, LetterState.CAME_BACK.value}
 
 

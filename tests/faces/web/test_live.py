@@ -87,6 +87,9 @@ async def test_who_listens_is_told_what_changed_and_nothing_else(installation: A
         news.forget()
         await installation.queues.queue_produce("orders", ["hello"])
         await eventually(lambda: news.topics == {"queues"})
+        news.forget()
+        installation.vault_app.recoveries.changes += 1  # as a run does that has taken another letter
+        await eventually(lambda: news.topics == {"recoveries"})
 
 
 async def test_what_changed_between_a_page_and_its_stream_is_told(installation: AdminInstallation) -> None:

@@ -108,6 +108,11 @@ class VaultApp:
         """Those of this process; what they need is imported when the first one is asked for."""
         return self._make_runs()
 
+    @property
+    def recovery_changes(self) -> int:
+        """Grows whenever there is something new of a recovery; to ask this imports nothing."""
+        return self.recoveries.changes if "recoveries" in self.__dict__ else 0
+
     @cached_property
     def topology(self) -> TopologyWatch:
         """Of the broker of this installation; imported when it is asked for."""
