@@ -387,7 +387,7 @@ def _server_runs(settings: Settings, custody: Custody, queues: Queues | None) ->
 
 
 def _topology_watch(settings: Settings, clock: Clock) -> TopologyWatch:
-    """The layout of the broker of these settings, as far as its management API is known."""
+    """The topology of the broker of these settings, as far as its management API is known."""
     from holdfast.engines.rabbitmq.topology import RabbitTopology
     from holdfast.services.topology_watch import TopologyWatch
 

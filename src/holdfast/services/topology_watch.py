@@ -1,5 +1,5 @@
-"""How the virtual host of a server's broker is laid out, for those who look: exchanges, queues and bindings as they
-stand there, how deep each queue is, and what in it is known to lose messages.
+"""The topology of a server's broker, for those who look: exchanges, queues and bindings as they stand there, how deep
+each queue is, and what in it is known to lose messages.
 
 The broker is asked in the background, at most once in a few seconds and only while somebody looks; one that is away is
 said to be, and holds nobody up. A topology file of the settings is shown where the broker is not, and compared with it.
@@ -44,7 +44,7 @@ OpenBroker = Callable[[], AbstractAsyncContextManager[TopologyBroker]]
 
 
 class TopologyWatch:
-    """The layout of one virtual host, as it was seen last."""
+    """The topology of one virtual host, as it was seen last."""
 
     def __init__(
         self, open_broker: OpenBroker | None, *, without: str, file: Path | None, patterns: list[str], clock: Clock

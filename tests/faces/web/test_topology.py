@@ -1,4 +1,4 @@
-"""The page with the layout of the broker."""
+"""The page with the topology of the broker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`/admin/recoveries` and `/admin/topology`: what can be asked of recoveries that a server runs, and of how its broker
-is laid out, and what is answered.
+"""`/admin/recoveries` and `/admin/topology`: what can be asked of recoveries that a server runs, and of the topology
+of its broker, and what is answered.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class PreflightView(Struct, frozen=True, kw_only=True):
 
 
 class DepthView(Struct, frozen=True, kw_only=True):
-    """A queue of the layout, as the management API counted it last; null where it did not say."""
+    """A queue of the broker, as the management API counted it last; null where it did not say."""
 
     messages: int | None = None
     consumers: int | None = None
@@ -267,7 +267,7 @@ class DepthView(Struct, frozen=True, kw_only=True):
 
 
 class TopologyReply(Struct, frozen=True, kw_only=True):
-    """The layout of a virtual host, with what is known to lose messages in it. `state` says where it is from, or why
+    """The topology of a virtual host, with what is known to lose messages in it. `state` says where it is from, or why
     there is none: the broker, a file alone, none is configured, it has no management API here, it does not answer."""
 
     state: Literal["broker", "no_broker", "no_management", "asking", "unreachable"]
@@ -275,7 +275,7 @@ class TopologyReply(Struct, frozen=True, kw_only=True):
     vhost: str = ""
     version: str = ""
     read_at: datetime | None = None
-    is_file: bool = False  #: the layout is that of the file of the settings
+    is_file: bool = False  #: it is what the file of the settings says
     topology: Topology = field(default_factory=Topology)
     families: list[Family] = []
     dead_queues: list[str] = []

@@ -15,7 +15,6 @@ from holdfast.core.requests.recover import (
     ListRecoveries,
     PreflightRecovery,
     ReadRecovery,
-    ReadTopology,
     RecoveryRequest,
     RecoveryView,
     StartRecovery,
@@ -63,7 +62,6 @@ async def recovery(visit: Visit) -> Response:
         runs=runs,
         live=live,
         may_start=visit.may(StartRecovery),
-        sees_layout=visit.may(ReadTopology),
     )
 
 

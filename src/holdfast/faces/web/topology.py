@@ -1,4 +1,4 @@
-"""Topology: the layout of the broker as a picture with live depths, and what in it is known to lose messages."""
+"""Topology: what stands at the broker as a picture with live depths, and what in it is known to lose messages."""
 
 from __future__ import annotations
 
