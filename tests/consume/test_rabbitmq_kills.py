@@ -84,6 +84,38 @@ async def test_a_kill_of_the_broker_is_no_attempt_at_what_stands_in_a_classic_qu
     assert {body for body, attempt in seen if attempt > 1} <= {b"0"}
 
 
+async def test_a_kill_of_the_broker_takes_no_retry_out_of_quorum_queues() -> None:
+    """What classic queues move to each other is not on the disk when they have moved it: there it would be gone."""
+    bodies = {b"%d" % number for number in range(30)}
+    failed, done, free = set[bytes](), set[bytes](), asyncio.Event()
+    with Node("4.0") as node:
+        async with Admin.open(node, "killed", keep=True) as admin:
+            rabbit = RabbitUnderTest(admin, "quorum")
+        app = rabbit.app()
+
+        @app.consumer("work", retry=holdfast.Retry(attempts=5, delay="200ms"), concurrency=5, layout="quorum")
+        async def handle(message: holdfast.Message) -> None:
+            if message.attempt == 1:
+                failed.add(message.body)
+                raise ValueError("once")
+            await free.wait()
+            done.add(message.body)
+
+        async with app.running(declare=True):
+            async with Admin.open(node, "killed", keep=True) as admin:
+                await admin.publish([outgoing("work", body) for body in bodies])
+                await eventually(lambda: failed == bodies)
+
+                async def are_back() -> bool:
+                    return await admin.count("work.retry") == 0 and await admin.count("work") == len(bodies) - 5
+
+                await eventually(are_back)
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+            free.set()
+            await eventually(lambda: done == bodies)
+
+
 async def test_a_message_that_outlasts_its_connection_again_and_again_is_parked(rabbit: RabbitUnderTest) -> None:
     async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
         app = holdfast.App(rabbit.admin.node.url(rabbit.admin.vhost, port=proxy.port))
