@@ -258,11 +258,13 @@ async def test_a_plan_is_asked_for_by_the_address_and_many_letters_by_a_form(ins
         form = {"csrf": csrf_of(await page(browser, "/letters")), "action": "plan", "back": f"queue={DLQ}&type=order"}
         few = await browser.post("/letters/act", data={**form, "id": ["1", "2"]}, headers=HTML)
         assert few.headers["location"] == f"/plans/new?ids=1%2C2&queue={DLQ}"
+        assert "2 letters" in re.sub(r"<[^>]+>", "", await page(browser, few.headers["location"]))
         many = await browser.post(
             "/letters/act", data={**form, "id": [str(one) for one in range(1, 1001)]}, headers=HTML
         )
         assert 'action="/plans/new"' in many.text
         assert hidden(many.text)["ids"].count(",") == 999
+        assert (await browser.post("/plans/new", data=hidden(many.text), headers=HTML)).status_code == 200
         none = await browser.post("/letters/act", data=form, headers=HTML)
         assert (none.status_code, none.headers["location"]) == (303, f"/letters?queue={DLQ}&type=order")
 

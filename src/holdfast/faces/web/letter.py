@@ -256,10 +256,8 @@ def _after(letter: LetterReply, history: Sequence[LedgerRow]) -> Iterator[Letter
             tone, title = ("info", "Restored") if row.from_state == "archived" else ("bad", "Not redriven")
         elif row.to_state == "came_back":
             others = again
-        elif row.action == "letters.edit":
-            title = "Edited"
-        elif row.action == "capture.matched":
-            title = "Delivered again, and recognised"
+        elif not row.to_state:
+            title = _DONE.get(row.action, title)
         if row.outcome == "denied":
             tone, title = "", f"Refused: {row.action}"
         text = "; ".join(filter(None, (row.reason, "" if number or row.to_state == "came_back" else row.detail)))
@@ -275,6 +273,14 @@ _TOLD = {
     "archived": ("", "Archived"),
     "discarded": ("bad", "Discarded"),
     "captured": ("info", "Captured"),
+}
+
+
+#: What an act is called that brings a letter into no other state.
+_DONE = {
+    "letters.edit": "Edited",
+    "capture.matched": "Delivered again, and recognised",
+    "redrives.start": "A redrive of it was started",
 }
 
 
