@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 
 from holdfast import Client, NewItem, RetryItem
@@ -175,6 +179,26 @@ async def test_a_header_that_a_redrive_takes_off_or_writes_cannot_be_edited(
         edit = {"revision": 0, "sensitive": True, **({"put": {name: "1"}} if is_put else {"drop": [name]})}
         answer = await client.post("/admin/letters/1/revisions", json=edit)
         assert (answer.status_code, "is locked" in answer.json()["detail"]) == (400, True)
+
+
+async def test_a_plan_that_was_put_in_the_place_of_another_is_not_carried_out(
+    installation: AdminInstallation, tmp_path: Path
+) -> None:
+    await dead_item(installation)
+    await installation.queues.queues_create("elsewhere")
+    async with installation.client() as client:
+        await client.post("/admin/captures", json={"queue": DLQ})
+        wish: dict[str, Any] = {"selection": {"queue": DLQ}}
+        seen, other = [
+            (await client.post("/admin/plans", json=wish | more)).json()["hash"]
+            for more in ({}, {"target": {"kind": "queue", "source": "elsewhere"}})
+        ]
+        with closing(apsw.Connection(str(tmp_path / "data" / "vault.db"))) as connection:
+            put = "UPDATE plans SET document = (SELECT document FROM plans WHERE hash = ?) WHERE hash = ?"
+            connection.execute(put, (other, seen))
+            assert connection.changes() == 1
+        assert (await client.post("/admin/redrives", json={"plan": seen})).status_code == 404
+        assert (await client.post("/admin/redrives", json={"plan": other})).status_code == 200
 
 
 async def test_a_plan_is_executed_once_and_its_task_is_seen(installation: AdminInstallation) -> None:

@@ -226,7 +226,7 @@ class Planner:
     async def find(self, found: str, caller: Caller) -> Plan:
         """Raises NotFound."""
         plan = await self._custody.vault.redrives.plan(found)
-        if plan is None:
+        if plan is None or plan.hash != found:  # another one was put in its place
             raise NotFound(f"plan does not exist; there is no plan {found[:64]}")
         caller.check_queue(plan.wish.selection.queue)
         return plan
