@@ -238,7 +238,7 @@ async def test_by_the_keyboard_alone_a_group_is_planned_started_and_cancelled(
     tmp_path: Path, nodes: dict[str, Node], chromium: Chromium
 ) -> None:
     async with open_night("embedded", tmp_path, nodes) as night:
-        await night.send(*(b'{"order": %d}' % number for number in range(60)))
+        await night.send(*(b'{"order": %d}' % number for number in range(18)))
         async with chromium.visitor(night.installation.url) as visitor:
             await sign_in(visitor)
             await visitor.open("/groups")
@@ -250,10 +250,10 @@ async def test_by_the_keyboard_alone_a_group_is_planned_started_and_cancelled(
             await visitor.write("1")
             await visitor.tab_to("Make the plan")
             await visitor.press("Enter")
-            await visitor.sees("60 letters would be redriven")
-            await visitor.tab_to("Redrive 60 letters")
+            await visitor.sees("18 letters would be redriven")
+            await visitor.tab_to("Redrive 18 letters")
             await visitor.press("Enter")
-            await visitor.sees("Letters", "of 60 letters")
+            await visitor.sees("Letters", "of 18 letters")
             await visitor.tab_to("Cancel…")
             await visitor.press("Enter")
             await visitor.tab_to("Cancel this redrive")
