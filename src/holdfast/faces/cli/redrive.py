@@ -107,7 +107,15 @@ def cancel(out: Output, asked: requests.CancelRedrive, task: RedriveTask) -> Non
     _told(out, task)
 
 
-@asks("redrive list", requests.ListRedrives, lines="redrives", limit=LIMIT)
+UNDER_WAY = CommandOption(
+    kind=bool,
+    default=False,
+    help="Only tasks that go on or can.",
+    read=lambda given, option: given or None,  # without it all of them
+)
+
+
+@asks("redrive list", requests.ListRedrives, lines="redrives", limit=LIMIT, under_way=UNDER_WAY)
 def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.RedrivesReply) -> None:
     """List tasks, newest first."""
     rows = [
