@@ -54,7 +54,7 @@ async def group_key(installation: AdminInstallation) -> str:
 
 async def test_an_empty_store_says_what_to_do_next(installation: AdminInstallation) -> None:
     text = text_of(await shown(installation))
-    for command in ("holdfast demo", "make demo", "export HOLDFAST_BROKER", "holdfast queue create orders.dlq"):
+    for command in ("holdfast demo", "make demo", "export HOLDFAST_BROKER_URL", "holdfast queue create orders.dlq"):
         assert command in text
     assert "All is well" not in text
 
