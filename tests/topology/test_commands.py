@@ -93,6 +93,8 @@ def test_export_and_import(run: Topology, tmp_path: Path) -> None:
     assert len(exported["queues"]) == 9
     assert run.done("topology", "check", EXAMPLES / "quorum.toml").code == 0
     (tmp_path / "more.json").write_text('{"users": [{"name": "eve"}], "queues": [{"name": "unroutable"}]}')
+    for way in (("plan",), ("import", "--dry-run")):
+        assert "left out: users" in run("topology", *way, "more.json").text
     ended = run("topology", "import", "more.json")
     assert ended.code == 1
     assert "! queue 'unroutable' is different: type is 'quorum', wanted 'classic'" in ended.text

@@ -47,6 +47,7 @@ class TopologyPlan(Struct, frozen=True, kw_only=True):
     #: What the chosen queue types cannot promise; nothing in it is wrong.
     remarks: tuple[Hazard, ...] = ()
     probes: tuple[ProbeResult, ...] = ()
+    left_out: tuple[str, ...] = ()  #: of a definitions file: sections, or virtual hosts, that were not read
 
     @property
     def is_clean(self) -> bool:
@@ -111,6 +112,7 @@ class Topologies:
                 version=live.version,
                 differences=tuple(_to_be_made(diff(file.topology, live.declared))),
                 remarks=tuple(_made_by(file.topology, live)),
+                left_out=file.left_out,
             )
         wanted = design(file, live.version)
         differences = _differences(wanted, live)

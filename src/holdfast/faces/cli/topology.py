@@ -209,6 +209,7 @@ def _show(out: Output, found: Result) -> None:
             _show_differences(out, found.differences)
             _show_remarks(out, found.remarks)
             _show_probes(out, found.probes)
+            _show_left_out(out, found.left_out)
             if not found.differences:
                 out.say("the broker is as the file says")
         case Applied():
@@ -217,8 +218,7 @@ def _show(out: Output, found: Result) -> None:
             for name in found.created:
                 out.say(f"+ {name} was made")
             _show_differences(out, found.remaining)
-            for section in found.left_out:
-                out.say(f"  left out: {section}")
+            _show_left_out(out, found.left_out)
             for hazard in found.hazards:
                 out.say(f"! {hazard}")
             if found.failure:
@@ -226,6 +226,11 @@ def _show(out: Output, found: Result) -> None:
             made = plural(len(found.created), "thing")
             left = "nothing differs" if not found.remaining else plural(len(found.remaining), "difference") + " left"
             out.say(f"{made} made; read back: {left}")
+
+
+def _show_left_out(out: Output, sections: Iterable[str]) -> None:
+    for section in sections:
+        out.say(f"  left out: {section}")
 
 
 def _show_applied(out: Output, done: Applied) -> None:
