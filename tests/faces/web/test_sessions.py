@@ -77,6 +77,14 @@ async def test_a_form_without_the_sessions_token_or_from_elsewhere_is_refused(in
         assert foreign.status_code == 403
 
 
+async def test_a_form_that_no_browser_would_send_is_refused(installation: AdminInstallation) -> None:
+    kind = {"content-type": "application/x-www-form-urlencoded", **HTML}
+    async with installation.client() as client:
+        for content in (b"token=%FF", b"token=\xff", b"a&" * 30_000):
+            refused = await client.post("/sign-out", content=content, headers=kind)
+            assert (refused.status_code, "Form is invalid" in refused.text) == (400, True), content[:20]
+
+
 async def test_every_page_runs_nothing_of_elsewhere(installation: AdminInstallation) -> None:
     async with installation.client("") as browser:
         await signed_in(browser)

@@ -341,11 +341,11 @@ def _let_in(found: PageRoute) -> Iterator[None]:
 def _form_items(body: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, max_num_fields=FORM_FIELDS_COUNT_MAX, errors="surrogateescape"
+            body.decode("ascii"), keep_blank_values=True, max_num_fields=FORM_FIELDS_COUNT_MAX, errors="strict"
         )
     except (UnicodeDecodeError, ValueError) as error:
         raise Invalid(
-            f"form is invalid; it is not urlencoded, or has more than {FORM_FIELDS_COUNT_MAX} fields"
+            f"form is invalid; it is not urlencoded UTF-8, or has more than {FORM_FIELDS_COUNT_MAX} fields"
         ) from error
 
 

@@ -449,7 +449,7 @@ def _asked(draft: EditedLetter, form: Mapping[str, str]) -> EditLetter:
     body = None
     if draft.text is not None and "body" in form:
         written = form["body"].replace("\r\n", "\n").replace("\n", draft.newline)
-        body = None if written == draft.text else written.encode("utf-8", "surrogateescape")
+        body = None if written == draft.text else written.encode()
     if body is None and (put, drop) == draft.changes:
         raise Invalid("nothing was changed; write another body, or change a header")
     asked = EditLetter(
@@ -470,8 +470,8 @@ def _value(row: EditedHeader) -> object:
     if row.form != "json":
         return row.value
     try:
-        return msgspec.json.decode(row.value.encode("utf-8", "surrogateescape"))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(row.value.encode())
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Invalid(f"header '{row.name[:100]}' is invalid; {error}, choose text if it is no JSON") from error
 
 
