@@ -144,12 +144,12 @@ async def test_the_chain_is_verified_when_it_is_asked_for(told: AdminInstallatio
 
 async def test_the_balance_says_whether_both_counts_agree(told: AdminInstallation, tmp_path: Path) -> None:
     async with visiting(told) as tab:
-        page = text_of(await tab.get("/balance"))
+        page = text_of(await tab.get("/ledger/balance"))
         assert "They agree. 4 letters of 2 queues." in page
         database = apsw.Connection(str(tmp_path / "data" / "vault.db"))
         database.execute("UPDATE letters SET state = 'archived' WHERE id = 4")
         database.close()
-        page = text_of(await tab.get("/balance"))
+        page = text_of(await tab.get("/ledger/balance"))
         assert "They differ in 1 of 2 queues: pay.dlq." in page
         assert "archived 0 1 +1" in page
         assert "captured 1 0 -1" in page
@@ -157,7 +157,7 @@ async def test_the_balance_says_whether_both_counts_agree(told: AdminInstallatio
 
 async def test_without_letters_there_is_nothing_to_count(installation: AdminInstallation) -> None:
     async with visiting(installation) as tab:
-        assert "No letter was ever captured here." in await tab.get("/balance")
+        assert "No letter was ever captured here." in await tab.get("/ledger/balance")
 
 
 async def test_who_may_not_read_the_ledger_is_led_to_the_balance_of_his_queues(told: AdminInstallation) -> None:
@@ -165,13 +165,13 @@ async def test_who_may_not_read_the_ledger_is_led_to_the_balance_of_his_queues(t
     held = await told.token("held", Role.ADMIN, ["orders*"])
     for token in (viewer, held):
         async with visiting(told, token) as tab:
-            page = await tab.get("/balance")
+            page = await tab.get("/ledger/balance")
             assert "/ledger/verify" not in page
             sent = await tab.http.get("/ledger", headers={"accept": "text/html"})
-            assert (sent.status_code, sent.headers["location"]) == (303, "/balance")
+            assert (sent.status_code, sent.headers["location"]) == (303, "/ledger/balance")
             await tab.get("/ledger/verify?verify=true", status=403)
             assert (await tab.http.get("/admin/ledger/export")).status_code == 403
     async with visiting(told, held) as tab:
-        page = text_of(await tab.get("/balance"))
+        page = text_of(await tab.get("/ledger/balance"))
         assert "orders.dlq" in page
         assert "pay" not in page

@@ -134,6 +134,6 @@ async def test_pages_of_the_ledger_and_of_settings_are_for_everybody(chromium: C
         await visitor.write(TOKEN)
         await visitor.press("Enter")
         await visitor.sees("Configuration")
-        for path in ("/settings", "/ledger", "/ledger/verify?verify=true", "/balance", "/queues", "/new-queue"):
+        for path in ("/settings", "/ledger", "/ledger/verify?verify=true", "/ledger/balance", "/queues", "/new-queue"):
             await visitor.open(path)
             assert await visitor.axe() == [], path

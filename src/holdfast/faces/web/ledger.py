@@ -47,7 +47,7 @@ class BalanceLine(NamedTuple):
 async def ledger(visit: Visit) -> Response:
     """Rows of the ledger, newest first."""
     if not visit.may(ReadLedger):
-        return visit.redirect("/balance")  # of the ledger that is what everybody may see
+        return visit.redirect("/ledger/balance")  # of the ledger that is what everybody may see
     fields = {name: visit.query[name] for name in FIELDS if name in visit.query}
     for name in MOMENTS:
         if MINUTE.fullmatch(fields.get(name, "")):
@@ -72,7 +72,7 @@ async def verify(visit: Visit) -> Response:
     found: Verified | None = None
     anchor, is_asked = visit.query.get("anchor", "").strip(), "verify" in visit.query
     if not is_asked and not visit.may(VerifyLedger):
-        return visit.redirect("/balance")
+        return visit.redirect("/ledger/balance")
     if is_asked:
         try:
             found = await visit.ask(VerifyLedger(anchor=anchor))
@@ -82,7 +82,7 @@ async def verify(visit: Visit) -> Response:
     return visit.page("ledger_verify.html", title="Ledger", tab="verify", found=found, anchor=anchor, head=head)
 
 
-@page("GET /balance", needs=ReadBalance)
+@page("GET /ledger/balance", needs=ReadBalance)
 async def balance(visit: Visit) -> Response:
     """Letters by queue and state, from two sides."""
     rows = await visit.ask(ReadBalance())
