@@ -181,7 +181,7 @@ class Changes:
                 counted[topic] += count
         now: dict[str, object] = {
             **counted,
-            "recoveries": (counted["recoveries"], self._vault_app.recoveries.changes),
+            "recoveries": (counted["recoveries"], self._vault_app.recovery_changes),
             "captures": [(one.queue, one.state, one.why, one.captured, one.failed_imports) for one in reports],
             "redrives": [broker.publisher.trouble for broker in custody.brokers],
             "queues": list(self._queues()),
