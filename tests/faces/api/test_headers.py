@@ -29,7 +29,7 @@ from tests.queue.installation import listening
 from tests.support.eventually import eventually
 from tests.vault.letters import DLQ
 
-PATHS = {"queue": DLQ, "id": "1", "key": "none", "hash": "none", "name": "none", "series": "rows"}
+PATHS = {"queue": DLQ, "id": "1", "key": "none", "hash": "none", "name": "none", "series": "rows", "run": "none"}
 PAGES = ["/health", "/metrics", "/openapi.json", "/nothing/here", "/admin/nothing", "/v1/nothing"]
 
 
