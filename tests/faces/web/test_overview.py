@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from holdfast.core.letter import GroupStatus
 from holdfast.core.plan import PlanOptions
 from holdfast.core.requests.declare import Role
+from holdfast.core.requests.vault import CaptureReport
 from holdfast.core.selection import ID_MAX, Selection
 from holdfast.errors import BrokerUnreachable, StorageFailed
 from tests.faces.api.conftest import AdminInstallation, open_installation
@@ -127,6 +128,19 @@ async def test_a_broker_that_is_away_is_said_on_top_and_with_its_reason(
     assert "10.1.2.3" in text
     held = await installation.token("held", Role.VIEWER, ["orders*"])
     assert "10.1.2.3" not in await shown(installation, token=held)
+
+
+async def test_what_stands_still_and_what_could_not_be_taken_is_said(
+    installation: AdminInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [
+        CaptureReport(queue="a.dlq", state="waiting", why="the vault is full"),
+        CaptureReport(queue="b.dlq", failed_imports=2),
+    ]
+    monkeypatch.setattr(installation.vault_app.custody, "captures", lambda: reports)
+    text = text_of(await shown(installation)).partition("Letters that wait")[0]
+    assert "The capture of a.dlq stands still : the vault is full" in text
+    assert "2 messages of b.dlq could not be made a letter" in text
 
 
 async def test_while_the_vault_is_away_the_page_says_that_nothing_is_lost(

@@ -119,6 +119,10 @@ class OverviewParts(NamedTuple):
             yield OverviewWarning("bad", f"A storage of the queue {queue.queue_name} does not answer", "", "/queues")
         for capture in self.standing:
             yield OverviewWarning("warn", f"The capture of {capture.queue} stands still", capture.why)
+        for row in self.rows:
+            if row.view.capture and (count := row.view.capture.failed_imports):
+                what = f"{count} message{'s' if count != 1 else ''} of {row.view.queue} could not be made a letter"
+                yield OverviewWarning("warn", what, "kept, with their bodies: GET /admin/imports/failed")
         for redrive in self.redrives:
             if redrive.state is RedriveState.STOPPED:
                 name = redrive.name or f"redrive {redrive.id}"
