@@ -192,6 +192,9 @@ MOVED = {"x-death": [entry("a.dlq", "expired")]}
         (NOTED, ["b"], "b"),
         (NOTED, [], None),
         ({"x-original-exchange": "spring", "x-death": "nonsense"}, [], None),
+        ({**NOTED, "x-original-for": ["a.dlq"]}, ["b"], "b"),
+        ({**PARKED, "x-original-for": 5}, ["a", "b"], "a"),
+        ({**NOTED, "x-original-for": ""}, [], None),
         ({}, ["b"], "b"),
     ],
 )

@@ -185,15 +185,15 @@ def where_it_died(
     """The queue in which a letter of this dead queue died and the address that it was consumed from, else why nobody
     can say. `sources` are the queues that lead to the dead queue, by the topology; asked only where nothing else tells.
     """
-    noted, noted_for = _noted(headers, dead_queue), headers.get(ORIGINAL_FOR)
+    noted, noted_for = _noted(headers, dead_queue), as_text(headers.get(ORIGINAL_FOR))
     if noted is not None and noted_for == dead_queue:
         return noted, ""
     if (death := newest_death(headers, dead_queue, names)) is not None:
         return death, ""
-    if noted_for is not None and noted_for != dead_queue:
+    if noted_for not in ("", dead_queue):
         if noted is not None and any(one.queue == noted_for for one in deaths(headers)):
             return noted, ""  # from that dead queue the broker sent it here
-        return None, f"it was parked into '{as_text(noted_for)[:TOLD_BYTES_MAX]}', and nothing says how it came here"
+        return None, f"it was parked into '{noted_for[:TOLD_BYTES_MAX]}', and nothing says how it came here"
     leading = set(sources())
     if noted is not None and PARKED_AT in headers and (noted.queue in leading or dead_queue == f"{noted.queue}.dlq"):
         return noted, ""
