@@ -48,6 +48,10 @@ DIFFS_COUNT_MAX = 10
 NEW_HEADERS_COUNT = 2
 #: How a header's value is written that JSON has no word for; only whoever sent it could write another one.
 FOREIGN = ("timestamp", "bytes", "decimal", "double", "undecodable")
+#: How many times as long a value may become by being indented.
+GROWTH_MAX = 4
+#: So many deaths of its headers are told, the newest.
+DEATHS_COUNT_MAX = 20
 CAPTURED = LetterState.CAPTURED.value
 _json = msgspec.json.Encoder().encode
 
@@ -172,7 +176,11 @@ def said(value: object) -> str:
     if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))) in FOREIGN:
         return str(value[name])
     written = _json(value)
-    return (written if len(written) <= LINE_CHARACTERS_MAX else msgspec.json.format(written, indent=2)).decode()
+    if len(written) <= LINE_CHARACTERS_MAX:
+        return written.decode()
+    pretty = msgspec.json.format(written, indent=2)
+    # What is nested deeply would become far larger than it is.
+    return (pretty if len(pretty) <= GROWTH_MAX * len(written) else written).decode()
 
 
 def _headers(letter: LetterReply, revisions: Sequence[RevisionView]) -> Iterator[HeaderView]:
@@ -219,7 +227,7 @@ def _before(letter: LetterReply) -> Iterator[LetterMoment]:
         before = (letter.came_from,) if letter.came_from else ()
         yield LetterMoment(_moment(headers[REDRIVEN_AT]), "info", f"Redriven, redrive {count} of it", "", by, before)
     deaths = headers.get("x-death")
-    for one in reversed(deaths) if isinstance(deaths, list) else ():
+    for one in reversed(deaths[:DEATHS_COUNT_MAX]) if isinstance(deaths, list) else ():
         if isinstance(one, dict):
             times_count, reason = one.get("count"), said(one.get("reason", ""))
             times = f", {times_count} times" if isinstance(times_count, int) and times_count > 1 else ""

@@ -33,7 +33,7 @@ from holdfast.core.requests.queue import (
     UpdateQueueRequest,
 )
 from holdfast.errors import BadMethod, Conflict, HoldfastError, Invalid, NotFound, QueueMissing
-from holdfast.faces.web.bodies import indented
+from holdfast.faces.web.bodies import HEX_LINE_BYTES, as_text, hex_lines, indented
 from holdfast.faces.web.console import PAGE_HEADERS, Visit, page
 from holdfast.faces.web.rendering import segment, span
 
@@ -43,7 +43,6 @@ ITEMS_COUNT = 20
 OFFERED_COUNT_MAX = 500
 #: So much of a payload is shown.
 SHOWN_BYTES_MAX, SHOWN_HEX_BYTES_MAX = 4_096, 512
-HEX_LINE_BYTES = 16
 SEND_TIMEOUT = "10s"
 #: A new queue, before somebody says otherwise.
 NEW_QUEUE = {
@@ -242,32 +241,14 @@ async def _items(visit: Visit, info: QueueInfo) -> ItemsView:
 
 
 def _shown(item: Item) -> ItemView:
-    """JSON with line breaks where it is all there, other text as it is, anything else in hexadecimal."""
-    payload = item.payload
-    part = payload[:SHOWN_BYTES_MAX]
-    try:
-        # A character that is cut in two at the end is no reason to call it binary.
-        text = part.decode("utf-8", "strict" if len(part) == len(payload) else "ignore")
-        if len(part) < len(payload) and len(text.encode()) < len(part) - len("\U0010ffff".encode()):
-            raise UnicodeDecodeError("utf-8", part, 0, 1, "not only its end is cut")
-    except UnicodeDecodeError:
-        text = "\x00"
-    if any(not (one.isprintable() or one in "\r\n\t") for one in text):
-        part = payload[:SHOWN_HEX_BYTES_MAX]
-        return ItemView(item, part[:HEX_LINE_BYTES].hex(" "), _hex(part), True, len(part))
-    line = " ".join(text.split())
-    if len(part) == len(payload):
-        text = indented(text)[1] or text
-    return ItemView(item, line, text, False, len(part))
-
-
-def _hex(part: bytes) -> str:
-    lines = []
-    for start in range(0, len(part), HEX_LINE_BYTES):
-        line = part[start : start + HEX_LINE_BYTES]
-        text = "".join(chr(one) if 0x20 <= one < 0x7F else "." for one in line)
-        lines.append(f"{start:06x}  {line.hex(' '):<{HEX_LINE_BYTES * 3}} {text}")
-    return "\n".join(lines)
+    """JSON and XML with line breaks where it is all there, other text as it is, anything else in hexadecimal."""
+    part = item.payload[:SHOWN_BYTES_MAX]
+    _, text = as_text(part, is_cut_behind=len(part) < len(item.payload))
+    if text is None:
+        part = part[:SHOWN_HEX_BYTES_MAX]
+        return ItemView(item, part[:HEX_LINE_BYTES].hex(" "), hex_lines(part), True, len(part))
+    pretty = indented(text)[1] if len(part) == len(item.payload) else None
+    return ItemView(item, " ".join(text.split()), pretty or text, False, len(part))
 
 
 @page("GET /queue-payload/{queue:any}", needs=ListItemsRequest)
