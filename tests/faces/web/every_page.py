@@ -75,7 +75,7 @@ async def _known(demo: Demo) -> Mapping[str, str]:
     return {
         "/letters/{id}": f"/letters/{letter}",
         "/letters/{id}/edit": f"/letters/{letter}/edit",
-        "/groups/{key}": f"/groups/{group}",
+        "/groups/{key:any}": f"/groups/{group}",
         "/plans/new": "/plans/new?queue=payments.dlq",
         "/plans/{hash}": f"/plans/{redrive['plan']}",
         "/redrives/{id}": f"/redrives/{redrive['id']}",
