@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast.faces.api import authenticator
 from holdfast.faces.api.authenticator import Authenticator, token_hash
 from holdfast.faces.api.listener import HttpServer
 from holdfast.faces.api.server import make_server
+from holdfast.faces.web import console
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.vault.admin import SERVER
@@ -39,7 +41,12 @@ async def test_every_answer_is_safe_in_a_browser(
 ) -> None:
     monkeypatch.setattr(authenticator, "WRONG_COUNT_FREE", 1_000)
     places = [("GET", path) for path in PAGES]
-    places += [(one.method, one.path.format(**PATHS)) for one in REQUESTS.values() if one.media != "text/event-stream"]
+    asked = [(one.method, one.path) for one in REQUESTS.values() if one.media != "text/event-stream"]
+    asked += [(one.method, one.path) for one in console.PAGES if one.path != "/live"]
+    for method, path in asked:
+        names = [name.partition(":")[0] for name in re.findall(r"{(.+?)}", path)]
+        filled = re.sub(r"{(\w+):\w+}", r"{\1}", path).format(**{name: PATHS.get(name, "none") for name in names})
+        places.append((method, filled))
     async with installation.client(token) as client:
         for method, path in places:
             answer = await client.request(method, path)
