@@ -147,6 +147,17 @@ async def test_items_come_a_page_at_a_time(installation: AdminInstallation) -> N
         assert [one for page in seen for one in page] == [f"{n:02d}" for n in range(45)]
 
 
+async def test_a_page_of_large_payloads_has_fewer_items(installation: AdminInstallation) -> None:
+    await installation.queues.queues_create("orders")
+    for _ in range(12):
+        await installation.queues.queue_produce("orders", [NewItem(payload=b"x" * 3 * 2**20)])
+    async with visiting(installation) as tab:
+        page = await tab.get("/queues/orders")
+        assert page.count("of 3.0 MiB are shown") == 8
+        (link,) = re.findall(r'href="([^"]+)#items" rel="next"', page)
+        assert (await tab.get(link.replace("&amp;", "&"))).count("of 3.0 MiB are shown") == 4
+
+
 async def test_what_is_deleted_is_counted_before(installation: AdminInstallation) -> None:
     queues = installation.queues
     await queues.queues_create("orders")

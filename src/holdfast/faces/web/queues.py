@@ -38,7 +38,9 @@ from holdfast.faces.web.console import PAGE_HEADERS, Visit, page
 from holdfast.faces.web.rendering import segment, span
 
 PAGE_COUNT = 50
-ITEMS_COUNT = 20
+ITEMS_COUNT, STEP_COUNT = 20, 4
+#: A page has fewer items when so many bytes were read for it.
+READ_BYTES_MAX = 16 * 2**20
 #: So many queues are offered as a dead queue; where there are more, the name is written.
 OFFERED_COUNT_MAX = 500
 #: So much of a payload is shown.
@@ -129,9 +131,10 @@ def _settings(visit: Visit, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ItemView(NamedTuple):
-    """An item, with what of its payload is shown: in one line, and as text or in hexadecimal."""
+    """An item without its payload, and what of that is shown: in one line, and as text or in hexadecimal."""
 
     item: Item
+    payload_bytes: int
     line: str
     text: str
     is_hex: bool
@@ -229,26 +232,31 @@ async def _items(visit: Visit, info: QueueInfo) -> ItemsView:
     partition = int(text) if text.isascii() and text.isdigit() and len(text) < len("10000") else 0
     scheduled, pivot = "scheduled" in query, query.get("pivot", "")
     kind = ListScheduledRequest if scheduled else ListItemsRequest
-    asked = kind(queue_name=info.queue_name, partition=partition, pivot=pivot, limit=ITEMS_COUNT + 1)
-    found = (await visit.ask(asked)).items
-    return ItemsView(
-        items=[_shown(one) for one in found[:ITEMS_COUNT]],
-        partition=partition,
-        scheduled=scheduled,
-        pivot=pivot,
-        next=found[ITEMS_COUNT].id if len(found) > ITEMS_COUNT else "",
-    )
+    shown: list[ItemView] = []
+    after, bytes_read = pivot, 0
+    # A few at a time: payloads may be large, and only what is shown of each is kept.
+    while len(shown) < ITEMS_COUNT and bytes_read < READ_BYTES_MAX:
+        asked = kind(queue_name=info.queue_name, partition=partition, pivot=after, limit=STEP_COUNT + 1)
+        found = (await visit.ask(asked)).items
+        shown += [_shown(one) for one in found[:STEP_COUNT]]
+        bytes_read += sum(len(one.payload) for one in found)
+        after = found[STEP_COUNT].id if len(found) > STEP_COUNT else ""
+        if not after:
+            break
+    return ItemsView(items=shown, partition=partition, scheduled=scheduled, pivot=pivot, next=after)
 
 
 def _shown(item: Item) -> ItemView:
     """JSON and XML with line breaks where it is all there, other text as it is, anything else in hexadecimal."""
-    part = item.payload[:SHOWN_BYTES_MAX]
-    _, text = as_text(part, is_cut_behind=len(part) < len(item.payload))
+    payload, item = item.payload, structs.replace(item, payload=b"")
+    part = payload[:SHOWN_BYTES_MAX]
+    _, text = as_text(part, is_cut_behind=len(part) < len(payload))
     if text is None:
         part = part[:SHOWN_HEX_BYTES_MAX]
-        return ItemView(item, part[:HEX_LINE_BYTES].hex(" "), hex_lines(part), True, len(part))
-    pretty = indented(text)[1] if len(part) == len(item.payload) else None
-    return ItemView(item, " ".join(text.split()), pretty or text, False, len(part))
+        line = part[:HEX_LINE_BYTES].hex(" ")
+        return ItemView(item, len(payload), line, hex_lines(part), True, len(part))
+    pretty = indented(text)[1] if len(part) == len(payload) else None
+    return ItemView(item, len(payload), " ".join(text.split()), pretty or text, False, len(part))
 
 
 @page("GET /queue-payload/{queue:any}", needs=ListItemsRequest)

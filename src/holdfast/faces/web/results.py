@@ -51,7 +51,7 @@ class SeriesLine(NamedTuple):
 
 
 async def _ask(visit: Visit, request: Request[R]) -> R:
-    """Raises HoldfastError, also when no answer comes in time."""
+    """What only reads; nothing that changes is broken off. Raises HoldfastError, also when no answer comes in time."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return await visit.ask(request)
@@ -124,14 +124,14 @@ async def change_result(visit: Visit) -> Response:
     try:
         match visit.form.get("do", ""):
             case "ask":
-                count = (await _ask(visit, RequestMissing(id=name))).ranges
+                count = (await visit.ask(RequestMissing(id=name))).ranges
                 ranges = "1 range" if count == 1 else f"{count} ranges"
                 notice = f"The producer was asked again: {ranges} are missing, and whatever is not known yet."
             case "abandon":
                 reason = visit.form.get("reason", "").strip()
                 if not reason:
                     raise Invalid("reason is missing; say why it is given up")
-                await _ask(visit, AbandonResult(id=name, reason=reason[:REASON_CHARACTERS_MAX]))
+                await visit.ask(AbandonResult(id=name, reason=reason[:REASON_CHARACTERS_MAX]))
                 notice = "The result is given up; its queues are deleted."
             case _:
                 raise Invalid("form is invalid; it does not say what is to be done")
