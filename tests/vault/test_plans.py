@@ -131,6 +131,7 @@ async def test_a_canary_widens_while_nothing_comes_back_and_a_rate_is_kept(admin
         canary = Canary(first=1, wait="200ms", widen=3)
         wish = PlanOptions(selection=Selection(queue=DLQ), canary=canary, max_per_s=50)
         made = await vault_app.planner.plan(wish, ADMIN)
+        assert made.estimated_s == 7 / 50 + 2 * 0.2
         redrive, _ = await vault_app.planner.execute(made.hash, ADMIN, ACT)
         began_s = asyncio.get_running_loop().time()
         await vault_app.redrives.run(redrive.id)
