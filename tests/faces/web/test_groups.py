@@ -88,7 +88,7 @@ async def test_a_group_leads_to_its_letters_and_to_a_plan(installation: AdminIns
             assert "/letters/3" in place, "the newest letter is the sample"
             assert "3 letters in the last" in place
         plan = text_of(await tab.get(f"/plans/new?group={key}&state=captured"))
-        assert "3 letters" in plan
+        assert "3 letters group KeyError in order" in plan
 
 
 async def test_what_is_known_of_a_group_is_kept(installation: AdminInstallation) -> None:

@@ -21,6 +21,7 @@ from holdfast.core.requests.vault import (
     ListRedrives,
     PauseRedrive,
     PlanRedrive,
+    ReadGroup,
     ReadPlan,
     ReadRedrive,
     RedriveOutcome,
@@ -114,8 +115,24 @@ async def _form_page(visit: Visit, given: Mapping[str, str]) -> Response:
     if not is_written and found is not None:
         switches["canary"] = found.count > CANARY_OFFERED_ABOVE
     return visit.page(
-        "plan_form.html", title="Plan a redrive", chosen=chosen, found=found, values=values, switches=switches
+        "plan_form.html",
+        title="Plan a redrive",
+        chosen=chosen,
+        group_title=await _group_title(visit, chosen),
+        found=found,
+        values=values,
+        switches=switches,
     )
+
+
+async def _group_title(visit: Visit, chosen: Mapping[str, str]) -> str:
+    """What the group among the conditions is called, for those who may see groups."""
+    if not chosen.get("group") or not visit.may(ReadGroup):
+        return ""
+    try:
+        return (await visit.ask(ReadGroup(key=chosen["group"]))).title
+    except NotFound:
+        return ""
 
 
 def _search(chosen: Mapping[str, str]) -> SearchLetters:
@@ -227,6 +244,7 @@ async def _plan_page(visit: Visit, plan: Plan) -> Response:
         plan=plan,
         form=form,
         chosen={name: text for name, text in form.items() if name in FILTER},
+        group_title=await _group_title(visit, form),
         can_repeat=plan.wish.target.kind != "type",
         started=started.redrives if started else [],
         # Of the page, not of the press: a second press of the same button is the same start.
@@ -270,6 +288,7 @@ async def redrive_page(visit: Visit) -> Response:
         task=task,
         plan=plan,
         chosen={name: text for name, text in form.items() if name in FILTER},
+        group_title=await _group_title(visit, form),
         letters=letters,
         outcome=told,
         outcomes=OUTCOMES,
