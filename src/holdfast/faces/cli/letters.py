@@ -231,16 +231,16 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
 async def _only_counted(
     context: CommandContext, custody: RequestClient, filters: requests.Filter, word: str
 ) -> ExitCode:
-    page = await custody.call(requests.SearchLetters(**asdict(filters), limit=1))
-    context.out.document({"count": page.count, "count_is_exact": page.count_is_exact, "done": False})
-    if not page.count:
+    count = (await custody.call(requests.CountLetters(**asdict(filters)))).count
+    context.out.document({"count": count, "count_is_exact": True, "done": False})
+    if not count:
         text = f"no letter that is {filters.state} fits; there is nothing to {word}"
         if word == "restore":
             lost = await custody.call(requests.SearchLetters(**asdict(replace(filters, state="discarded")), limit=1))
             text += f"; {lost.count} of them are gone: discarded letters cannot be restored" if lost.count else ""
         context.out.say(text)
         return ExitCode.FAILED
-    context.out.say(f"{plural(page.count, 'letter')} would be changed; say --count {page.count} to {word} them")
+    context.out.say(f"{plural(count, 'letter')} would be changed; say --count {count} to {word} them")
     return ExitCode.BAD_USAGE
 
 
