@@ -1,5 +1,5 @@
-"""One recovery run: take, find the route, publish, wait for the confirm, ack. Nothing is acked before that, by
-this run or by a killed one that had noted it.
+"""One recovery run: take, find the route, publish, wait for the confirm, note it in the journal, ack. Nothing is acked
+whose copy was not confirmed, to this run or to a killed one that had noted it.
 
 Letters that cannot go (no route, refused, returned, left out by a filter) are held unacked and given back once, at the
 end: given back at once, the broker would deliver them again in a loop. A lost connection gives everything back by
