@@ -7,7 +7,8 @@ class SearchLetters(Request[LettersReply], frozen=True, kw_only=True):
 ```
 
 From REQUESTS follow the routes of HTTP and what decodes them, the check of roles and of the queues that a token is held
-to, `/openapi.json`, what a client can call, and most commands. What answers a request says so with `handles`. Pure.
+to, `/openapi.json`, and what a client can call. What answers a request says so with `handles`, in a service; a command
+is made of it with `asks`, in `faces/cli`. docs/architecture.md says how to add one. Pure.
 """
 
 from __future__ import annotations

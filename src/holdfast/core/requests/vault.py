@@ -1,4 +1,5 @@
-"""`/admin`: what can be asked of custody, and what is answered: the JSON shapes, each once."""
+"""`/admin`: what can be asked of custody, and what is answered: the JSON shapes, each once. Recoveries and the topology
+are in `recover`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What all pages of the console share: who visits, what may be asked for him, forms, errors, and the routes.
 
 A page is a function that is given a `Visit`, asks what it needs with the same requests that programs use (`/admin`,
-`/v1`), and renders what it is answered. Roles and queues are checked where requests are answered, not here.
+`/v1`), and renders what it is answered. Role and queues are checked by the vault where `/admin` is asked; for `/v1`
+`Visit.ask` sees to that, as `faces/api` does for HTTP.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class QueueService:
         self._affinities = affinities
 
     async def call(self, request: requests.QueueRequest[R], caller: Caller = OWNER) -> R:
-        """Carry out a verb for somebody who may ask for it. Raises HoldfastError; then nothing of the request is
-        acknowledged."""
+        """Carry out a verb for somebody who may ask for it: role and queues are checked by the face, with what the
+        request declares. Raises HoldfastError; then nothing of the request is acknowledged."""
         if self.manager.closing:
             raise ShuttingDown
         if request.namespace:

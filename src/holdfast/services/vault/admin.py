@@ -1,6 +1,8 @@
-"""What `/admin` and the command line ask of custody, answered: one handler for each request.
+"""Everything below `/admin`, answered: one handler for each request of custody, recoveries and the topology, whether
+HTTP, the console or the command line asks.
 
-`VaultApp.call` lets a caller ask: it checks the role, and what a refused caller wanted to change is in the ledger.
+`VaultApp.call` lets a caller ask: it checks the role and the queues that a token is held to, and what a refused caller
+wanted to change is in the ledger. A handler checks the queues of what is only known once it is found.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class VaultApp:
-    """Everything that the faces need of custody."""
+    """What the faces ask for `/admin`, its pages and its commands."""
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class VaultApp:
             raise
 
     async def answer(self, request: Request[R], caller: Caller) -> R:
-        """Answer a request of somebody whose role was checked. Raises HoldfastError."""
+        """Answer a request of somebody whose role was checked; here his queues are. Raises HoldfastError."""
         request.declared.check_queues(request, caller)
         return cast(R, await HANDLERS[type(request)](self, request, caller))
 

@@ -1,4 +1,4 @@
-"""Custody: dead-letter queues, captures, and what operators do to letters. The faces call this and decide nothing."""
+"""Custody: dead-letter queues, captures, and what operators do to letters. Faces ask `VaultApp` (`admin`) for it."""
 
 from __future__ import annotations
 
