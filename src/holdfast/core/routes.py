@@ -211,6 +211,7 @@ def _checked(text: str, what: str) -> str:
     return text
 
 
+#: Where letters go, by the word of a plan (`Target.kind`) and by that of a recovery: the same ways, two lists of words.
 TARGET_MODES = {
     "queue": Mode.SOURCE,
     "wait": Mode.WAIT,

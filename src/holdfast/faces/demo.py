@@ -1,4 +1,4 @@
-"""What `holdfast demo` serves: a night of a shop in which something went wrong, in a folder of its own.
+"""What `holdfast demo` serves: a day of a shop in which something went wrong, in a folder of its own.
 
 Four queues with their consumers in this process; letters of four causes: one is over, one is mended after a while, one
 comes back, and one takes an edit. The day before is lived through once, on a clock that is behind: by the same services

@@ -1,4 +1,5 @@
-"""What the queue service needs of a store.
+"""What the queue service needs of an engine that keeps queues. Nothing in `stores/` does this: `engines/sqlite` and
+`engines/postgres` do. Here a store is a queue store.
 
 A **storage** (a folder of SQLite files, a PostgreSQL database, memory) has a **catalog** of queues, and for every
 queue a **queue store**: its partitions in that storage. It takes one batch of operations and makes *one commit* of it:

@@ -83,7 +83,7 @@ class _KnownTables(dict[K, T]):
 
 
 class _Plan(Struct, frozen=True):
-    """What was decided for all letters whose headers tell the same."""
+    """What was decided for all letters whose headers tell the same; no plan of the vault."""
 
     route: Route
     dropped: frozenset[bytes]

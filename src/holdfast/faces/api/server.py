@@ -1,5 +1,5 @@
-"""`holdfast serve`: the HTTP application, with the verbs and the three pages that programs watch, and the process that
-serves it: it opens the storages, makes the admin token at the first start, and ends with SIGTERM or SIGINT."""
+"""`holdfast serve`: the HTTP application (verbs, `/admin`, results, the console, what programs watch), and the process
+that serves it: it opens the storages, makes the admin token at the first start, and ends with SIGTERM or SIGINT."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ from holdfast.errors import Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.faces.web.console import Visit, page
 
 FILTER = tuple(one.name for one in fields(Filter))
-#: Where letters can be sent, as the form says it.
+#: Where letters can be sent, as the form says it: not `Target.kind`. `home` is its `queue`; `queue` and `exchange` are
+#: its `address`.
 TARGETS = ("home", "wait", "original", "queue", "exchange")
 CANARY = Canary()
 #: What the form holds before anybody has written into it.

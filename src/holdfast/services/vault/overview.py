@@ -96,7 +96,7 @@ class BrokerWatch:
 
 
 class QueueOverview:
-    """Every dead-letter queue at a glance, in one look at the vault."""
+    """Every dead-letter queue at a glance. Of the vault it reads tallies, and counts no letters."""
 
     def __init__(self, custody: Custody) -> None:
         self._custody = custody
