@@ -53,6 +53,8 @@ RATIO_MAX = 2.0
 QUICK_MS = 15.0
 TABS_CORE_MAX = 0.15
 SLOWER_MAX = 0.05
+#: The balance counts letters one by one, which is what it is for: it grows with them, and has to be quick all the same.
+GROWS = frozenset({"/ledger/balance"})
 LINK = re.compile(r'href="(/[^"#]*)"')
 HTML = {"accept": "text/html"}
 
@@ -145,9 +147,10 @@ class PageTimes(NamedTuple):
     many_ms: float
     ratio: float
 
-    @property
-    def verdict(self) -> str:
-        if self.many_ms > MEDIAN_MS_MAX or (self.ratio > RATIO_MAX and self.many_ms > QUICK_MS):
+    def verdict(self, place: str) -> str:
+        """Whether it is quick enough, and grows no more than it may."""
+        grows = self.ratio > RATIO_MAX and self.many_ms > QUICK_MS and place not in GROWS
+        if self.many_ms > MEDIAN_MS_MAX or grows:
             return "MISSED"
         return "aim met" if self.many_ms <= MEDIAN_MS_AIM else "must met"
 
@@ -288,14 +291,14 @@ def main(*, rounds: int = 5, quick: bool = False) -> bool:
         cost = tabs_cost(many, rounds=rounds, seconds=2.0 if quick else 4.0)
     print(f"\nconsole: a page's median in ms, with {LETTERS_FEW} letters and with {count}")
     for place, one in sorted(times.items(), key=lambda item: -item[1].many_ms):
-        print(f"  {place:34} {one.few_ms:>8} {one.many_ms:>8}  ratio {one.ratio:.2f}: {one.verdict}")
+        print(f"  {place:34} {one.few_ms:>8} {one.many_ms:>8}  ratio {one.ratio:.2f}: {one.verdict(place)}")
     is_dear = cost["core"] > TABS_CORE_MAX or cost["produce_slower"] > SLOWER_MAX
     told = f"{cost['core']:.1%} of a core, queue.produce {cost['produce_slower']:.1%} slower"
     print(f"  {TABS} open tabs: {told}: {'MISSED' if is_dear else 'must met'}")
     print(
         json.dumps({"bench": "console", "pages": {place: one._asdict() for place, one in times.items()}, "tabs": cost})
     )
-    return not is_dear and all(one.verdict != "MISSED" for one in times.values())
+    return not is_dear and all(one.verdict(place) != "MISSED" for place, one in times.items())
 
 
 def main_of_one() -> None:
