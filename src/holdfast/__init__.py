@@ -11,6 +11,8 @@ from holdfast.errors import (
     HoldfastError,
     Invalid,
     NothingToLease,
+    NotStored,
+    OutcomeUnknown,
     QueueMissing,
     ShuttingDown,
     StorageFailed,
@@ -19,7 +21,7 @@ from holdfast.errors import (
 
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for, see `_PLACES`
     from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
-    from holdfast.core.message import Message
+    from holdfast.core.message import Message, Published
     from holdfast.core.policy import Permanent, RetryAfter
     from holdfast.core.policy import RetryPolicy as Retry
     from holdfast.core.requests.queue import ImportedItem
@@ -47,9 +49,12 @@ __all__ = [  # noqa: RUF022 - sorted without regard to case
     "Message",
     "NewItem",
     "NothingToLease",
+    "NotStored",
     "once",
     "open",
+    "OutcomeUnknown",
     "Permanent",
+    "Published",
     "QueueInfo",
     "QueueMissing",
     "Queues",
@@ -76,6 +81,7 @@ _PLACES = {
     "Message": "core.message:Message",
     "NewItem": "core.item:NewItem",
     "Permanent": "core.policy:Permanent",
+    "Published": "core.message:Published",
     "QueueInfo": "core.item:QueueInfo",
     "Queues": "services.queue.queues:Queues",
     "Retry": "core.policy:RetryPolicy",

@@ -24,6 +24,9 @@ HoldfastError               500
 ├── NotOurs                      a message that is no longer ours to settle: it comes again
 ├── LeaseLost                    a transaction that is no longer ours: nothing was written
 ├── MessageRefused               a message that will never be taken as it is; it was not stored
+├── PublishFailed                a publish of a program that was not confirmed
+│   ├── NotStored                no queue has it, for certain
+│   └── OutcomeUnknown           it may be stored or not
 ├── CannotStart             400  settings, folder lock, schema version: said at start-up
 │   └── BadUrl                   a URL that names no storage, vault or place for blobs, wherever it is tried
 ├── BrokerError             502  RabbitMQ said no, could not be reached, or is no RabbitMQ
@@ -42,7 +45,7 @@ A text is `constant part; details`, so that a program can match the part before 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class HoldfastError(Exception):
@@ -190,6 +193,7 @@ class Unreachable(HoldfastError):
 
     code = 454
     code_text = "Retry Request"
+    is_unsent = False  #: whether it is certain that nothing was sent
 
 
 class NotOurs(HoldfastError):
@@ -202,6 +206,31 @@ class LeaseLost(HoldfastError):
 
 class MessageRefused(HoldfastError):
     """The other side will never take this message as it is (too large, unreadable); it was not stored."""
+
+
+class PublishFailed(HoldfastError):
+    """A publish was not confirmed. `ids` are those of the messages, `sent_count` is how often one was sent; of many,
+    `errors` has each error by its place in what was given, and everything else is stored."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ids: Sequence[str],
+        sent_count: int = 0,
+        errors: Mapping[int, PublishFailed] | None = None,
+    ) -> None:
+        super().__init__(message, ids=ids)
+        self.sent_count = sent_count
+        self.errors = dict(errors or {})
+
+
+class NotStored(PublishFailed):
+    """No queue has what was published, for certain: publishing it again makes no second one."""
+
+
+class OutcomeUnknown(PublishFailed):
+    """What was published may be stored or not. Publish it again with the same id, so that a second one can be told."""
 
 
 class CannotStart(HoldfastError):

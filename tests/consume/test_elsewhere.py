@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.consume import test_consume as suite
+from tests.consume import test_publish as publishes
 from tests.consume.brokers import BrokerUnderTest, EmbeddedUnderTest
 from tests.faults.serving import TOKEN, Serving
 from tests.support.postgres import Cluster
@@ -18,6 +19,12 @@ test_success_later = suite.test_a_failure_that_passes_is_a_success_later
 test_permanent_errors = suite.test_a_permanent_error_parks_at_once
 test_neighbours = suite.test_one_bad_message_takes_no_neighbour_along
 test_stop = suite.test_a_stop_lets_running_handlers_end_and_takes_nothing_new
+test_published = publishes.test_what_is_published_is_handled_as_it_was_said
+test_bodies = publishes.test_bytes_stay_bytes_and_values_are_json
+test_not_stored = publishes.test_what_no_queue_takes_is_known_not_to_be_stored
+test_sending = publishes.test_an_app_sends_without_consuming
+test_threads = publishes.test_a_thread_publishes_through_the_app_that_runs
+test_refused = publishes.test_what_makes_no_sense_is_refused_before_anything_is_sent
 test_given_back = suite.test_what_is_not_done_when_the_stop_is_over_goes_back
 
 

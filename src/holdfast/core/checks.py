@@ -144,6 +144,14 @@ def text_field(text: str, *, what: str, characters_max: int = TEXT_CHARACTERS_MA
         raise Invalid(f"{what} field is invalid; cannot contain half of a surrogate pair")
 
 
+def item_texts(kind: str, encoding: str, reference: str, dedupe_key: str) -> None:
+    """What an item is beside its payload."""
+    text_field(kind, what="kind")
+    text_field(encoding, what="encoding")
+    text_field(reference, what="reference", characters_max=REFERENCE_CHARACTERS_MAX)
+    text_field(dedupe_key, what="dedupe_key", characters_max=DEDUPE_KEY_CHARACTERS_MAX)
+
+
 def max_attempts(count: int) -> None:
     """0 is no limit."""
     if count < 0:

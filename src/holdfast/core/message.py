@@ -104,6 +104,13 @@ class Outcome(Struct, frozen=True):
 CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
 
 
+class Published(Struct, frozen=True, kw_only=True):
+    """What a queue has durably now: its id, and how often it was sent until that was confirmed."""
+
+    id: str
+    sent_count: int = 1
+
+
 class Outgoing(Struct, eq=False, gc=False):
     """A message to publish, once. `properties` are the broker's own bytes; the publisher sets delivery mode 2 in them.
 
@@ -116,6 +123,7 @@ class Outgoing(Struct, eq=False, gc=False):
     properties: bytes
     body: bytes
     made_from: Any = None  #: the sender's own
+    once: bool = False  #: it is not sent again by itself, whatever becomes of the first
     # The publisher's own, while the message is on its way and after.
     batch: Any = None  #: who waits for it
     outcome: Outcome | None = None

@@ -7,31 +7,38 @@ app = holdfast.App("sqlite:///work")
 async def handle(message: holdfast.Message) -> None: ...
 ```
 
-`await app.run()` consumes until `app.stop()`; `holdfast run module:app` does the same from a shell.
+`await app.run()` consumes until `app.stop()`; `holdfast run module:app` does the same from a shell. While it runs, or
+in `async with app.sending():`, `await app.publish("orders", {"id": 1})` returns when the message is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, Unpack, cast
+from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from holdfast.core.message import Message
+from holdfast.core.bodies import Body
+from holdfast.core.message import Message, Published
 from holdfast.core.policy import RetryPolicy, delay_us
 from holdfast.core.topology.layouts import TopologyFile, design, parse_file
 from holdfast.core.topology.model import Version
-from holdfast.errors import CannotStart, Invalid
+from holdfast.errors import CannotStart, Invalid, NotStored, OutcomeUnknown, Unreachable
+from holdfast.faces.publishing import MessageOptions, PublishOptions, read_order
 from holdfast.ports.broker import Broker, Layout
 from holdfast.ports.clock import Clock
 from holdfast.services.consume.worker import CONCURRENCY_MAX, ConsumerPlan, Handler, Health, Worker, check_all
+from holdfast.services.publish import Publishing
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.queues import Queues
 from holdfast.settings import ListenAddress
@@ -43,6 +50,8 @@ REQUEST_BYTES_MAX = 8 * 1024
 
 Page = tuple[HTTPStatus, str, bytes]
 STOP_TIMEOUT = "30s"
+#: So much longer than its own time limit a thread waits for the event loop to answer.
+ANSWER_TIMEOUT_S = 10.0
 PREFETCH_MAX = 65_535
 
 H = TypeVar("H", bound=Handler)
@@ -132,6 +141,9 @@ class App:
         self._ends = asyncio.Event()
         self._starting: asyncio.Timeout | None = None
         self._broker: Broker | None = None
+        self._publishing: Publishing | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = False
 
     @property
     def consumers(self) -> Sequence[ConsumerPlan]:
@@ -145,7 +157,7 @@ class App:
 
     @property
     def queues(self) -> Queues:
-        """The queues, while this app runs on an embedded queue or a server of ours."""
+        """The queues, while this app runs, or sends, on an embedded queue or a server of ours."""
         if not isinstance(self._broker, QueueBroker):
             raise Invalid("app has no queues; it does not run, or not on an embedded queue")
         return self._broker.queues
@@ -218,17 +230,122 @@ class App:
     @asynccontextmanager
     async def running(self, *, declare: bool = False, only: Sequence[str] = ()) -> AsyncIterator[App]:
         """Consume while the block runs; leaving it is a stop, and raises what ended a consumer before."""
-        if self._broker is not None:
-            raise Invalid("app runs already; one at a time")
-        path = self._topology
-        file = parse_file(path.read_bytes(), source=str(path)) if path else None
+        file = self._file()
         plans = [_with_delays(plan, file) if file else plan for plan in self._chosen(only)]
-        self._ends = asyncio.Event()
         async with AsyncExitStack() as stack:
-            stack.callback(self._forget)
+            self._take(stack)
+            self._ends = asyncio.Event()
             if await self._start(stack, file, plans, declare=declare):
                 await stack.enter_async_context(self._at_work(self._workers))
             yield self
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[App]:
+        """Publish while the block runs, and consume nothing. An app that runs can publish without it."""
+        file = self._file()
+        async with AsyncExitStack() as stack:
+            self._take(stack)
+            await self._connect(stack, file)
+            yield self
+
+    async def publish(
+        self, queue: str = "", body: Body | UnsetType = UNSET, **options: Unpack[PublishOptions]
+    ) -> Published:
+        """Publish to a queue, or to `exchange` with `routing_key`; returns when the message is durable. While the app
+        runs, or in `sending()`.
+
+        A body of bytes stays as it is, a str is UTF-8; dict, list, dataclass and msgspec.Struct are JSON. Options:
+        `id` (one is made), `correlation_id`, `type`, `headers`, `priority`, `content_type`, `reply_to`; `in_="15s"` or
+        `at=moment` for later, on embedded queues; `timeout="30s"` for all of it, and `repeat=False` to send once.
+
+        Raises Invalid before anything is sent; NotStored: no queue has it; OutcomeUnknown: it may be stored. When this
+        is cancelled, that is unknown too.
+        """
+        order = read_order(queue, options, now_us=self._clock.now_us())
+        message = order.message(body, options.get("id", ""))
+        (published,) = await self._opened().publish(
+            [message], order.to, at_us=order.at_us, timeout_s=order.timeout_s, repeats=order.repeats
+        )
+        return published
+
+    async def publish_many(
+        self,
+        queue: str = "",
+        bodies: Iterable[Body] = (),
+        *,
+        ids: Sequence[str] = (),
+        **options: Unpack[MessageOptions],
+    ) -> list[Published]:
+        """As `publish`, for many messages alike, in their order; `ids` are theirs. Each has an outcome of its own: what
+        is raised has the errors of those that are not stored by their places (`errors`), the others are."""
+        order = read_order(queue, cast(PublishOptions, options), now_us=self._clock.now_us())
+        if isinstance(bodies, str | bytes | bytearray | memoryview | dict):
+            raise Invalid("bodies are invalid; give a list of them, or use publish")
+        given = list(bodies)
+        if ids and len(ids) != len(given):
+            raise Invalid(f"ids are invalid; {len(ids)} for {len(given)} bodies")
+        messages = [order.message(body, one) for body, one in zip(given, ids or [""] * len(given), strict=True)]
+        return await self._opened().publish(
+            messages, order.to, at_us=order.at_us, timeout_s=order.timeout_s, repeats=order.repeats
+        )
+
+    def publish_sync(
+        self, queue: str = "", body: Body | UnsetType = UNSET, **options: Unpack[PublishOptions]
+    ) -> Published:
+        """As `publish`, for code without an event loop: a thread beside this app's, or a program that has none. Where
+        the app is not open, it is opened for this one message. Raises what `publish` does."""
+        order = read_order(queue, options, now_us=self._clock.now_us())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise Invalid("publish_sync is not possible here; it would stop the event loop, use await app.publish")
+        options["id"] = options.get("id") or uuid4().hex
+        if not self._is_open or self._loop is None:
+            return asyncio.run(self._publish_alone(queue, body, options))
+        asked = asyncio.run_coroutine_threadsafe(self.publish(queue, body, **options), self._loop)
+        try:
+            return asked.result(order.timeout_s + ANSWER_TIMEOUT_S)
+        except (concurrent.futures.CancelledError, TimeoutError) as error:
+            text = (
+                f"message may be stored or not; the app of '{options['id']}' ended, publish it again with the same id"
+            )
+            raise OutcomeUnknown(text, ids=[options["id"]], sent_count=1) from error
+        finally:
+            asked.cancel()
+
+    async def _publish_alone(self, queue: str, body: Body | UnsetType, options: PublishOptions) -> Published:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self.sending())
+            except Unreachable as error:
+                text = f"message is not stored; nothing was sent: {error.message}"
+                raise NotStored(text, ids=[options["id"]]) from error
+            return await self.publish(queue, body, **options)
+
+    def _opened(self) -> Publishing:
+        if self._publishing is None:
+            raise Invalid("app is not open; publish while it runs, or in `async with app.sending():`")
+        return self._publishing
+
+    def _file(self) -> TopologyFile | None:
+        path = self._topology
+        return parse_file(path.read_bytes(), source=str(path)) if path else None
+
+    def _take(self, stack: AsyncExitStack) -> None:
+        """From now on it is open, until the stack ends."""
+        if self._is_open:
+            raise Invalid("app runs already; one at a time")
+        self._is_open = True
+        stack.callback(self._forget)
+
+    async def _connect(self, stack: AsyncExitStack, file: TopologyFile | None) -> Broker:
+        self._broker = broker = await stack.enter_async_context(self._open(file))
+        self._publishing = publishing = Publishing(broker)
+        stack.callback(publishing.close)
+        self._loop = asyncio.get_running_loop()
+        return broker
 
     async def _start(
         self, stack: AsyncExitStack, file: TopologyFile | None, plans: Sequence[ConsumerPlan], *, declare: bool
@@ -238,7 +355,7 @@ class App:
         try:
             async with limit:
                 self._starting = limit
-                self._broker = broker = await stack.enter_async_context(self._open(file))
+                broker = await self._connect(stack, file)
                 await check_all(broker, plans, declare=declare)
         except TimeoutError:
             if limit.expired():
@@ -264,6 +381,7 @@ class App:
 
     def _forget(self) -> None:
         self._broker, self._workers = None, []
+        self._publishing, self._loop, self._is_open = None, None, False
 
     @asynccontextmanager
     async def _at_work(self, workers: Sequence[Worker]) -> AsyncIterator[None]:

@@ -117,7 +117,9 @@ class Client(Queues):
         is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
         outcome = "nothing was sent" if is_unsent else "the outcome is unknown"
         place, why = without_passwords(self._url), str(error) or type(error).__name__
-        return Unreachable(f"server cannot be reached; {place}: {why}, {outcome}")
+        unreachable = Unreachable(f"server cannot be reached; {place}: {why}, {outcome}")
+        unreachable.is_unsent = is_unsent
+        return unreachable
 
 
 class VaultClient:

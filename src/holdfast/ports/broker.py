@@ -302,6 +302,12 @@ class Broker(Protocol):
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
         """A message of our own: body, id and headers; with a death it is parked, by somebody."""
 
+    def outgoing(self, message: Message, to: Address, *, at_us: int = 0) -> Outgoing:
+        """A message of a program, with all that it says; `at_us` is when it may be handed out, 0 is at once.
+
+        Raises Invalid for what this broker would not keep.
+        """
+
     def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
         """A letter of the vault as it is published again: its own bytes, its edits, and what a redrive changes.
 

@@ -45,7 +45,7 @@ from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.topology import Declarer, QueueFamily, family_for
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.errors import BrokerError, BrokerRefused, MessageRefused, NotOurs, QueueMissing, StorageFailed
+from holdfast.errors import BrokerError, BrokerRefused, Invalid, MessageRefused, NotOurs, QueueMissing, StorageFailed
 from holdfast.ports.broker import Starts, Subscription, Unsettled, check_settled
 from holdfast.ports.clock import Clock
 from holdfast.proof import crash_point
@@ -56,6 +56,16 @@ DISPENSABLE = ("x-error-stack", "x-error-message", "x-kept-death")
 #: From the one version on, a quorum queue's count of returns has its rejections in it; from the other on no longer.
 COUNTS_REJECTIONS, COUNTS_FAILURES = Version(4, 0), Version(4, 3)
 CUT_SHORT_COUNT_MAX = 10_000
+#: The properties of what we write, by the fields of a message.
+_TOLD = {
+    "message_id": "id",
+    "correlation_id": "correlation_id",
+    "type": "type",
+    "content_type": "content_type",
+    "content_encoding": "content_encoding",
+    "reply_to": "reply_to",
+    "priority": "priority",
+}
 PEEK_TIMEOUT_S = 5.0
 PEEK_MORE_TIMEOUT_S = 0.3
 
@@ -172,9 +182,9 @@ class RabbitBroker:
         return kinds_of(properties)
 
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
-        values: dict[str, Any] = {"headers": dict(message.headers)}
-        if message.id:
-            values["message_id"] = message.id
+        told = {name: getattr(message, field) for name, field in _TOLD.items()}
+        values: dict[str, Any] = {name: value for name, value in told.items() if value not in ("", None)}
+        values["headers"] = dict(message.headers)
         if death is not None:
             values["headers"] |= {
                 "x-parked-reason": death.reason,
@@ -184,6 +194,16 @@ class RabbitBroker:
                 "x-parked-at": moment(self._clock.now_us()).isoformat(),
             }
         return Outgoing(to.exchange, to.routing_key, properties.encode(values), message.body)
+
+    def outgoing(self, message: Message, to: Address, *, at_us: int = 0) -> Outgoing:
+        if at_us:
+            raise Invalid(
+                "publish cannot wait; RabbitMQ has no schedule, leave out in_= and at=, or use an embedded queue"
+            )
+        try:
+            return self.write(message, to)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise Invalid(f"message is invalid; it cannot be written: {error}, give what AMQP has") from error
 
     def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
         try:

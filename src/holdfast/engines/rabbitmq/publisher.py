@@ -529,7 +529,7 @@ class RabbitPublisher:
             self._renew_soon()
         if message.outcome is not None:
             self.counts["answered_too_late"] += 1
-        elif outcome.kind is OutcomeKind.UNKNOWN:
+        elif outcome.kind is OutcomeKind.UNKNOWN and not message.once:
             self._suspects.append(message)  # alone, its answer cannot be anybody else's
         else:
             self._tell(message, outcome)
@@ -546,9 +546,15 @@ class RabbitPublisher:
         # Counted with those whose time was over: one of them may be the guilty one.
         guilty = len(messages) == 1 and (not whole or messages[0] is self._only)
         messages = [message for message in messages if message.outcome is None]
+        is_found = blamed and guilty and bool(messages)
+        if not is_found:
+            for message in messages:
+                if message.once:
+                    self._tell(message, Outcome(OutcomeKind.UNKNOWN, 0, str(error)))
+            messages = [message for message in messages if message.outcome is None]
         if close is None or not blamed:
             self._waiting.extendleft(reversed(messages))
-        elif guilty and messages:
+        elif is_found:
             self._tell(messages[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
         else:
             self._suspects.extend(messages)

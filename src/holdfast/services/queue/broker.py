@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from holdfast.core import checks
 from holdfast.core.checks import BATCH_COUNT_MAX, TEXT_CHARACTERS_MAX
 from holdfast.core.death import QueueNames, RedriveStamp
 from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
@@ -31,14 +33,24 @@ from holdfast.core.letter import (
     fingerprint,
 )
 from holdfast.core.message import CONFIRMED, Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
-from holdfast.core.moments import microseconds, moment
+from holdfast.core.moments import SECOND_US, format_duration, microseconds, moment
 from holdfast.core.plan import Retries, longest
 from holdfast.core.policy import Park, Wait, tail
 from holdfast.core.requests.queue import ImportedItem, LeaseReply
-from holdfast.errors import BadIds, HoldfastError, Invalid, NotOurs, QueueMissing, TryAgain
+from holdfast.errors import (
+    BadIds,
+    Forbidden,
+    HoldfastError,
+    Invalid,
+    NotOurs,
+    QueueMissing,
+    TryAgain,
+    Unauthorized,
+    Unreachable,
+)
 from holdfast.ports.broker import QueueFacts, Reach, Subscription, Unsettled
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import Leaser, Queues, UnsettledItems, all_queues, lease_s
+from holdfast.services.queue.queues import REQUEST_TIMEOUT, Leaser, Queues, UnsettledItems, all_queues, lease_s
 
 DEAD_SUFFIX = ".dlq"
 #: Of queues of our own: nothing in them may die of its age; whoever gives up is the one they belong to.
@@ -46,6 +58,7 @@ EXPIRE_TIMEOUT = "87600h"
 LEASE_TIMEOUT = "30s"
 #: A message that will never be taken as it is, in the words of AMQP.
 PRECONDITION_FAILED = 406
+ACCESS_REFUSED = 403
 #: In the reason for which a consumer parked an item, what begins the frames of its traceback: the last ones say most.
 STACK = "\nTraceback (most recent call last):\n"
 #: What an item is beside its payload, in the properties of a letter and of what is published.
@@ -178,6 +191,25 @@ class QueueBroker:
             story = {"reference": reference, "kind": str(message.headers.get("kind", "")), "dedupe_key": key}
         return Outgoing(to.exchange, to.routing_key, msgspec.json.encode(story), message.body)
 
+    def outgoing(self, message: Message, to: Address, *, at_us: int = 0) -> Outgoing:
+        """The id is the dedupe_key: while the item is in its queue, the same id does not make a second one."""
+        lost = [name for name in ("headers", "priority", "reply_to") if getattr(message, name) not in ({}, None, "")]
+        if to.exchange or lost:
+            what = "an exchange" if to.exchange else " and ".join(lost)
+            raise Invalid(f"publish is not possible; an embedded queue has no place for {what}, leave it out")
+        if "/" not in message.content_type and message.content_type:
+            raise Invalid(f"content_type is invalid; '{message.content_type}' is not like 'application/json'")
+        checks.queue_name(to.routing_key)
+        item = NewItem(
+            kind=message.type,
+            encoding=message.content_type,
+            reference=message.correlation_id,
+            dedupe_key=message.id,
+            enqueue_at=moment(at_us) if at_us else None,
+        )
+        checks.item_texts(item.kind, item.encoding, item.reference, item.dedupe_key)
+        return Outgoing("", to.routing_key, msgspec.json.encode(item), message.body)
+
     def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
         del stamp  # an item has no headers
         story = msgspec.json.decode(content.properties, type=dict[str, Any])
@@ -195,22 +227,42 @@ class QueuePublisher:
         self._queues = queues
 
     async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
-        del timeout_s  # a request has its own
-        return [await self._produce(message) for message in messages]
+        """Without `timeout_s`, each request has its own."""
+        deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        return [await self._produce_until(message, deadline_s) for message in messages]
 
-    async def _produce(self, message: Outgoing) -> Outcome:
-        story = msgspec.json.decode(message.properties, type=dict[str, Any])
+    async def _produce_until(self, message: Outgoing, deadline_s: float | None) -> Outcome:
+        if deadline_s is None:
+            return await self._produce(message, REQUEST_TIMEOUT)
+        left_us = round((deadline_s - asyncio.get_running_loop().time()) * SECOND_US)
+        if left_us <= 0:
+            return Outcome(OutcomeKind.UNKNOWN, 0, "its time was up before it was sent")
+        timeout_us = min(max(left_us, checks.REQUEST_TIMEOUT_US_MIN), checks.REQUEST_TIMEOUT_US_MAX)
         try:
+            async with asyncio.timeout_at(deadline_s):
+                return await self._produce(message, format_duration(timeout_us))
+        except TimeoutError:
+            return Outcome(OutcomeKind.UNKNOWN, 0, "no answer in time")
+
+    async def _produce(self, message: Outgoing, request_timeout: str) -> Outcome:
+        message.sent_count += 1
+        try:
+            story = msgspec.json.decode(message.properties, type=dict[str, Any])
             if "death_reason" in story:  # it is put into a dead queue as one that died
                 item = ImportedItem(payload=message.body, **story)
                 await self._queues.storage_items_import(message.routing_key, [item])
             else:
-                new = NewItem(payload=message.body, **story)
-                await self._queues.queue_produce(message.routing_key, [new])
+                new = replace(msgspec.convert(story, NewItem), payload=message.body)
+                await self._queues.queue_produce(message.routing_key, [new], request_timeout=request_timeout)
         except QueueMissing as error:
             return Outcome(OutcomeKind.RETURNED, 0, error.message)
         except Invalid as error:
             return Outcome(OutcomeKind.REFUSED, PRECONDITION_FAILED, error.message)
+        except (Forbidden, Unauthorized) as error:
+            return Outcome(OutcomeKind.REFUSED, ACCESS_REFUSED, error.message)
+        except Unreachable as error:
+            message.sent_count -= error.is_unsent
+            return Outcome(OutcomeKind.UNKNOWN, 0, error.message)
         except HoldfastError as error:
             return Outcome(OutcomeKind.UNKNOWN, 0, error.message)
         return CONFIRMED
@@ -331,6 +383,7 @@ class QueueConsumer:
             type=item.kind,
             reference=item.reference,
             correlation_id=item.reference,
+            content_type=item.encoding if "/" in item.encoding else "",
             content_encoding=item.encoding,
             redelivered=used > 0,
             attempt=used + 1,

@@ -347,10 +347,7 @@ def _checked(items: Sequence[NewItem]) -> tuple[Sequence[NewItem], int]:
             if item.payload:
                 raise Invalid("item is invalid; 'bytes' and 'utf8' cannot both be given")
         if item.kind or item.encoding or item.reference or item.dedupe_key:
-            checks.text_field(item.kind, what="kind")
-            checks.text_field(item.encoding, what="encoding")
-            checks.text_field(item.reference, what="reference", characters_max=checks.REFERENCE_CHARACTERS_MAX)
-            checks.text_field(item.dedupe_key, what="dedupe_key", characters_max=checks.DEDUPE_KEY_CHARACTERS_MAX)
+            checks.item_texts(item.kind, item.encoding, item.reference, item.dedupe_key)
     if not utf8:
         return items, byte_count
     whole = [replace(item, payload=item.utf8.encode(), utf8="") if item.utf8 else item for item in items]
