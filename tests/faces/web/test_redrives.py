@@ -282,7 +282,7 @@ async def test_a_redrive_is_paused_resumed_and_cancelled_and_who_was_slower_is_t
     bo = await installation.token("bo", Role.OPERATOR)
     async with visiting(installation) as tab, visiting(installation, bo) as other:
         page = await tab.get(path)
-        assert "Nobody runs it at the moment" in text_of(page)
+        assert "is about to begin" in text_of(page)
         assert 'value="pause"' in await other.get(path)
         assert notice_of(await other.post(path, {"do": "pause"})) == f"Redrive {number} is paused."
         late = await tab.post(path, {"do": "pause"}, status=409)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -14,17 +14,20 @@ from holdfast.core.requests.vault import (
     CaptureReport,
     DeadQueueView,
     GroupView,
+    LetterView,
     ListGroups,
     ListRedrives,
     OverviewReply,
     QueueHistory,
     ReadOverview,
     ReadOverviewHistory,
+    SearchLetters,
     StartCapture,
 )
 from holdfast.core.states import LetterState
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.faces.web.console import Visit, page
+from holdfast.faces.web.rendering import segment
 
 #: So many hours are drawn, and a group is new for so long.
 HOURS_COUNT = 24
@@ -64,6 +67,7 @@ class OverviewParts(NamedTuple):
     reply: OverviewReply
     regressed: Sequence[GroupView]
     new: Sequence[GroupView]
+    samples: Mapping[int, LetterView]  #: the newest letter of each of these groups
     redrives: Sequence[RedriveTask]
     queues: DepthsReply  #: of the embedded service: how many there are
     failing: DepthsReply
@@ -127,8 +131,9 @@ class OverviewParts(NamedTuple):
             if redrive.state is RedriveState.STOPPED:
                 name = redrive.name or f"redrive {redrive.id}"
                 yield OverviewWarning("warn", f"{name} was stopped", redrive.why, f"/redrives/{redrive.id}")
-        if self.regressed:
-            yield OverviewWarning("bad", "Groups that were resolved are back", "", "/groups?status=regressed")
+        for group in self.regressed:
+            what = f"{group.title or group.key} is back, after it was resolved"
+            yield OverviewWarning("bad", what, group.note, f"/groups/{segment(group.key)}")
 
 
 @page("GET /", bar="Overview")
@@ -147,6 +152,7 @@ async def overview(visit: Visit) -> Response:
         trouble=trouble,
         shown=rows if visit.query.get("queues") == "all" else rows[:QUEUES_COUNT],
         attention=list(parts.attention()) if parts else [],
+        samples=parts.samples if parts else {},
         sees_groups=visit.may(ListGroups),
         captures=visit.may(StartCapture),
         makes_queues=visit.may(CreateQueueRequest),
@@ -182,11 +188,14 @@ async def _parts(visit: Visit) -> OverviewParts:
         regressed = (await visit.ask(asked)).groups
         asked = ListGroups(status="open", first_after=since, limit=GROUPS_COUNT, hours=HOURS_COUNT)
         new = (await visit.ask(asked)).groups
+    ids = tuple(one.sample for one in (*regressed, *new))
+    samples = (await visit.ask(SearchLetters(ids=ids, limit=len(ids)))).letters if ids else ()
     return OverviewParts(
         rows=rows,
         reply=reply,
         regressed=regressed,
         new=new,
+        samples={one.id: one for one in samples},
         redrives=(await visit.ask(ListRedrives(under_way=True, limit=REDRIVES_COUNT))).redrives,
         queues=await visit.ask(DepthsRequest(limit=1)),
         failing=await visit.ask(DepthsRequest(failing=True, limit=GROUPS_COUNT)),

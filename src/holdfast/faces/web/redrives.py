@@ -32,6 +32,7 @@ from holdfast.core.requests.vault import (
 from holdfast.core.selection import MOMENTS
 from holdfast.errors import Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.faces.web.console import Visit, page
+from holdfast.faces.web.rendering import query
 
 FILTER = tuple(one.name for one in fields(Filter))
 #: Where letters can be sent, as the form says it: not `Target.kind`. `home` is its `queue`; `queue` and `exchange` are
@@ -56,6 +57,9 @@ SWITCHES = ("force", "canary")
 #: With more letters than this a canary is offered first.
 CANARY_OFFERED_ABOVE = 20
 LIST_COUNT, LETTERS_COUNT = 50, 25
+NAME_CHARACTERS_MAX = 200
+#: More do not fit into an address.
+IDS_CHARACTERS_MAX = 1_500
 OUTCOMES: Mapping[RedriveOutcome, str] = {
     "redriven": "Redriven",
     "failed": "Failed",
@@ -134,6 +138,12 @@ async def _group_title(visit: Visit, chosen: Mapping[str, str]) -> str:
         return (await visit.ask(ReadGroup(key=chosen["group"]))).title
     except NotFound:
         return ""
+
+
+def _called(chosen: Mapping[str, str], group_title: str) -> str:
+    """A name for what is redriven, until somebody has a better one."""
+    ids = chosen.get("ids", "")
+    return (group_title or (f"letter {ids}" if ids.isdigit() else "") or chosen.get("queue", ""))[:NAME_CHARACTERS_MAX]
 
 
 def _search(chosen: Mapping[str, str]) -> SearchLetters:
@@ -245,7 +255,8 @@ async def _plan_page(visit: Visit, plan: Plan) -> Response:
         plan=plan,
         form=form,
         chosen={name: text for name, text in form.items() if name in FILTER},
-        group_title=await _group_title(visit, form),
+        group_title=(group_title := await _group_title(visit, form)),
+        called=_called(form, group_title),
         can_repeat=plan.wish.target.kind != "type",
         started=started.redrives if started else [],
         # Of the page, not of the press: a second press of the same button is the same start.
@@ -290,6 +301,9 @@ async def redrive_page(visit: Visit) -> Response:
         plan=plan,
         chosen={name: text for name, text in form.items() if name in FILTER},
         group_title=await _group_title(visit, form),
+        is_judged=_is_judged(task),
+        plan_anew=query(form) if _is_judged(task) and _can_plan_anew(visit, task, form) else "",
+        begun_s=(datetime.now(UTC) - (task.changed_at or task.started_at)).total_seconds(),
         letters=letters,
         outcome=told,
         outcomes=OUTCOMES,
@@ -351,6 +365,18 @@ def _can(task: RedriveTask) -> tuple[str, ...]:
         case RedriveState.PAUSED | RedriveState.STOPPED:
             return ("resume", "cancel")
     return ()
+
+
+def _is_judged(task: RedriveTask) -> bool:
+    """Whether its canary stopped it, and would again: what came back counts for as long as the task is there."""
+    canary = task.wish.canary
+    is_above = canary is not None and bool(task.redriven) and task.came_back / task.redriven > canary.stop_above
+    return is_above and task.state is RedriveState.STOPPED
+
+
+def _can_plan_anew(visit: Visit, task: RedriveTask, form: Mapping[str, str]) -> bool:
+    """Whether an address holds the same wish."""
+    return visit.may(PlanRedrive) and task.wish.target.kind != "type" and len(form.get("ids", "")) < IDS_CHARACTERS_MAX
 
 
 def _took_s(task: RedriveTask) -> float:
