@@ -19,11 +19,12 @@ from holdfast.core.letter import SENSITIVE_HEADERS
 from holdfast.core.requests.declare import from_wire
 from holdfast.core.requests.vault import (
     EditLetter,
+    GroupView,
     LetterReply,
-    ListGroups,
     ListRevisions,
     PlanRedrive,
     ReadBody,
+    ReadGroup,
     ReadHistory,
     ReadLetter,
     ReadRedrive,
@@ -31,7 +32,7 @@ from holdfast.core.requests.vault import (
 )
 from holdfast.core.selection import ID_MAX
 from holdfast.core.states import LetterState
-from holdfast.errors import Conflict, Forbidden, Invalid
+from holdfast.errors import Conflict, Forbidden, Invalid, NotFound
 from holdfast.faces.web.bodies import DIFF_BYTES_MAX, BodyView, DiffLine, as_text, diff, part_of, shown_body
 from holdfast.faces.web.console import PAGE_HEADERS, Visit, page
 from holdfast.faces.web.letters import ACTIONS
@@ -130,10 +131,18 @@ async def letter_page(visit: Visit) -> Response:
         actions=[one for one in ACTIONS.values() if visit.may(one.request) and one.state == letter.state],
         may_plan=visit.may(PlanRedrive) and letter.state == CAPTURED,
         may_edit=visit.may(EditLetter) and letter.state == CAPTURED,
-        may_group=visit.may(ListGroups),
+        group=await _group(visit, letter),
         may_redrive=visit.may(ReadRedrive),
         said=said,
     )
+
+
+async def _group(visit: Visit, letter: LetterReply) -> GroupView | None:
+    """The cause that it died of, for those who see groups."""
+    try:
+        return await visit.ask(ReadGroup(key=letter.group)) if visit.may(ReadGroup) else None
+    except NotFound:
+        return None
 
 
 def _whole(visit: Visit, name: str, default: int, *, most: int = ID_MAX) -> int:
@@ -238,11 +247,12 @@ def _before(letter: LetterReply) -> Iterator[LetterMoment]:
     error = ": ".join(filter(None, (letter.error_type, letter.error_message)))
     tries = f" after {letter.attempts} attempt{'s' if letter.attempts != 1 else ''}" if letter.attempts else ""
     title = f"Died in {letter.source_queue or 'a queue that nothing tells of'}{tries}"
+    reason = "" if letter.attempts and letter.reason == "attempts" else letter.reason  # the title tells it
     by = said(headers.get("x-parked-by", ""))
     yield LetterMoment(
         letter.died_at,
         "bad",
-        f"{title}: {letter.reason}" if letter.reason else title,
+        f"{title}: {reason}" if reason else title,
         error,
         by,
         stack=letter.error_stack,
