@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -183,3 +184,26 @@ async def test_a_delay_is_the_schedule_of_an_item() -> None:
         (logical,) = (await app.queues.queue_stats(QUEUE)).logical_queues
         assert sum(part.scheduled for part in logical.partitions) == 2
     assert seen == []
+
+
+async def test_one_that_is_refused_takes_no_neighbour_along() -> None:
+    embedded = EmbeddedUnderTest("memory://")
+    app, _ = listening(embedded)
+    async with app.running(declare=True):
+        await app.queues.queue_pause(QUEUE)
+        app.queues.queue_produce = refusing(app.queues.queue_produce)  # type: ignore[method-assign]
+        with pytest.raises(NotStored, match="1 of 3 messages are not confirmed") as failed:
+            await app.publish_many(QUEUE, [b"1", b"bad", b"3"])
+        assert list(failed.value.errors) == [1]
+        assert await embedded.left() == 2
+
+
+def refusing(produce: Callable[..., Any]) -> Callable[..., Any]:
+    """A queue that does not take what is bad."""
+
+    async def refuse(queue: str, items: list[holdfast.NewItem], **more: Any) -> object:
+        if any(item.payload == b"bad" for item in items):
+            raise Invalid("item is bad")
+        return await produce(queue, items, **more)
+
+    return refuse

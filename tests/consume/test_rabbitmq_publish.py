@@ -184,6 +184,24 @@ async def test_a_broker_that_is_away_is_known_not_to_have_it(admin: Admin) -> No
         await asyncio.to_thread(proxied(admin, proxy).publish_sync, "q", b"x")
 
 
+async def test_what_finds_no_place_in_time_was_not_sent(admin: Admin) -> None:
+    await admin.queue("q")
+    async with Proxy("127.0.0.1", admin.node.port) as proxy, proxied(admin, proxy).sending() as app:
+        proxy.pause("down")
+        many = [asyncio.create_task(app.publish_many("q", [b"x"] * 200)) for _ in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(NotStored, match="nothing was sent, its time was up before it was sent"):
+            await app.publish("q", b"y", timeout="100ms")
+        cancelled = asyncio.create_task(app.publish("q", b"y"))
+        patient = asyncio.create_task(app.publish("q", b"z"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        proxy.resume()
+        assert (await patient).sent_count == 1
+        assert [len(published) for published in await asyncio.gather(*many)] == [200] * 5
+    assert await admin.count("q") == 1001
+
+
 async def test_an_alarm_and_a_restart_are_waited_for() -> None:
     with Node("4.0") as node:
         async with Admin.open(node, "v", keep=True) as admin:

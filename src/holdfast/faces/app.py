@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
+from secrets import token_hex
 from typing import Literal, TypeVar, Unpack, cast
-from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -301,7 +301,7 @@ class App:
             pass
         else:
             raise Invalid("publish_sync is not possible here; it would stop the event loop, use await app.publish")
-        options["id"] = options.get("id") or uuid4().hex
+        options["id"] = options.get("id") or token_hex(16)
         if not self._is_open or self._loop is None:
             return asyncio.run(self._publish_alone(queue, body, options))
         asked = asyncio.run_coroutine_threadsafe(self.publish(queue, body, **options), self._loop)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from secrets import token_hex
 from typing import Any, TypedDict, cast
-from uuid import uuid4
 
 from msgspec import Struct, UnsetType
 
@@ -17,7 +17,7 @@ from holdfast.errors import Invalid
 
 PUBLISH_TIMEOUT = "30s"
 PRIORITY_MAX = 255
-TEXTS = ("id", "correlation_id", "type", "content_type", "reply_to", "exchange", "routing_key")
+TEXTS = frozenset({"queue", "id", "correlation_id", "type", "content_type", "reply_to", "exchange", "routing_key"})
 
 
 class MessageOptions(TypedDict, total=False):
@@ -59,18 +59,17 @@ class PublishOrder(Struct, frozen=True, kw_only=True):
         if isinstance(body, UnsetType):
             raise Invalid("body is missing; give what is to be published as the second argument or as body=")
         raw, content_type = encode_body(body, self.content_type)
-        return Message(body=raw, id=message_id or uuid4().hex, content_type=content_type, **self.like)
+        return Message(body=raw, id=message_id or token_hex(16), content_type=content_type, **self.like)
 
 
 def read_order(queue: str, options: PublishOptions, *, now_us: int) -> PublishOrder:
     """Raises Invalid for what makes no sense on any broker, TypeError for an option that there is not."""
-    unknown = sorted(set(options) - PublishOptions.__optional_keys__)
-    if unknown:
-        raise TypeError(f"publish() got an unexpected keyword argument '{unknown[0]}'")
-    for name in ("queue", *TEXTS):
-        text = queue if name == "queue" else options.get(name, "")
-        if not isinstance(text, str):
-            raise Invalid(f"{name} is invalid; it is a text, not '{type(text).__name__}'")
+    if not options.keys() <= PublishOptions.__optional_keys__:
+        unknown = min(options.keys() - PublishOptions.__optional_keys__)
+        raise TypeError(f"publish() got an unexpected keyword argument '{unknown}'")
+    for name, given in (("queue", queue), *options.items()):
+        if name in TEXTS and not isinstance(given, str):
+            raise Invalid(f"{name} is invalid; it is a text, not '{type(given).__name__}'")
     if options.get("expiration") is not None:
         raise Invalid(
             "expiration is not possible; a message that expires may be lost, leave it out and let its queue expire it "

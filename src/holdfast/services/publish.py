@@ -8,7 +8,9 @@ broker, or was never sent at all, is known not to be stored. A repeat has the sa
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.core.message import Address, Message, Outcome, OutcomeKind, Outgoing, Published
@@ -71,8 +73,8 @@ class Publishing:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._places = asyncio.Semaphore(UNDER_WAY_MAX)
-        self._turn = asyncio.Lock()  # one at a time gathers its places: two with half of them each would wait for ever
+        self._under_way = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # how many places each wants; first come first
         self._is_closed = False
 
     def close(self) -> None:
@@ -104,11 +106,12 @@ class Publishing:
     async def _send(
         self, states: Sequence[PublishState], to: Address, at_us: int, deadline_s: float, *, repeats: bool
     ) -> None:
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await self._enter(len(states))
-        except TimeoutError:
-            return  # too many were under way, for all of the time
+        if not self._enter_at_once(len(states)):
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._enter(len(states))
+            except TimeoutError:
+                return  # too many were under way, for all of the time
         try:
             await self._until_told(states, to, at_us, deadline_s, repeats=repeats)
         except BrokerLost as error:  # the publisher is closed
@@ -136,20 +139,36 @@ class Publishing:
             for state in missing:
                 state.outgoing = self._outgoing(state.message, to, at_us, repeats)
 
+    def _enter_at_once(self, count: int) -> bool:
+        if self._waiting or self._under_way + count > UNDER_WAY_MAX:
+            return False
+        self._under_way += count
+        return True
+
     async def _enter(self, count: int) -> None:
-        taken = 0
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, turn))
         try:
-            async with self._turn:
-                while taken < count:
-                    await self._places.acquire()
-                    taken += 1
-        except BaseException:
-            self._leave(taken)
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave(count)  # it was let in, and goes
+            else:
+                with suppress(ValueError):  # it was passed by already
+                    self._waiting.remove((count, turn))
+                self._let_in()  # a smaller one behind it may fit
             raise
 
     def _leave(self, count: int) -> None:
-        for _ in range(count):
-            self._places.release()
+        self._under_way -= count
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and self._under_way + self._waiting[0][0] <= UNDER_WAY_MAX:
+            count, turn = self._waiting.popleft()
+            if not turn.done():
+                self._under_way += count
+                turn.set_result(None)
 
 
 def _together(errors: dict[int, PublishFailed], count: int) -> PublishFailed:

@@ -184,7 +184,8 @@ class RabbitBroker:
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
         told = {name: getattr(message, field) for name, field in _TOLD.items()}
         values: dict[str, Any] = {name: value for name, value in told.items() if value not in ("", None)}
-        values["headers"] = dict(message.headers)
+        if message.headers or death is not None:
+            values["headers"] = dict(message.headers)
         if death is not None:
             values["headers"] |= {
                 "x-parked-reason": death.reason,

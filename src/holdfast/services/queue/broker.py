@@ -47,6 +47,7 @@ from holdfast.errors import (
     TryAgain,
     Unauthorized,
     Unreachable,
+    Unstorable,
 )
 from holdfast.ports.broker import QueueFacts, Reach, Subscription, Unsettled
 from holdfast.ports.clock import Clock
@@ -59,6 +60,8 @@ LEASE_TIMEOUT = "30s"
 #: A message that will never be taken as it is, in the words of AMQP.
 PRECONDITION_FAILED = 406
 ACCESS_REFUSED = 403
+#: What is published together weighs at most this in one request, but for a single one.
+REQUEST_BYTES = 1 << 20
 #: In the reason for which a consumer parked an item, what begins the frames of its traceback: the last ones say most.
 STACK = "\nTraceback (most recent call last):\n"
 #: What an item is beside its payload, in the properties of a letter and of what is published.
@@ -229,43 +232,84 @@ class QueuePublisher:
     async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
         """Without `timeout_s`, each request has its own."""
         deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        return [await self._produce_until(message, deadline_s) for message in messages]
+        outcomes: list[Outcome] = []
+        for alike in _alike(messages):
+            outcomes += await self._produce_until(alike, deadline_s)
+        return outcomes
 
-    async def _produce_until(self, message: Outgoing, deadline_s: float | None) -> Outcome:
+    async def _produce_until(self, alike: Sequence[Outgoing], deadline_s: float | None) -> list[Outcome]:
         if deadline_s is None:
-            return await self._produce(message, REQUEST_TIMEOUT)
+            return await self._produce(alike, REQUEST_TIMEOUT)
         left_us = round((deadline_s - asyncio.get_running_loop().time()) * SECOND_US)
         if left_us <= 0:
-            return Outcome(OutcomeKind.UNKNOWN, 0, "its time was up before it was sent")
+            return [Outcome(OutcomeKind.UNKNOWN, 0, "its time was up before it was sent")] * len(alike)
         timeout_us = min(max(left_us, checks.REQUEST_TIMEOUT_US_MIN), checks.REQUEST_TIMEOUT_US_MAX)
         try:
             async with asyncio.timeout_at(deadline_s):
-                return await self._produce(message, format_duration(timeout_us))
+                return await self._produce(alike, format_duration(timeout_us))
         except TimeoutError:
-            return Outcome(OutcomeKind.UNKNOWN, 0, "no answer in time")
+            return [Outcome(OutcomeKind.UNKNOWN, 0, "no answer in time")] * len(alike)
 
-    async def _produce(self, message: Outgoing, request_timeout: str) -> Outcome:
-        message.sent_count += 1
+    async def _produce(self, alike: Sequence[Outgoing], request_timeout: str) -> list[Outcome]:
+        """One of many that is refused takes no other along: then each goes by itself."""
+        for message in alike:
+            message.sent_count += 1
         try:
-            story = msgspec.json.decode(message.properties, type=dict[str, Any])
-            if "death_reason" in story:  # it is put into a dead queue as one that died
-                item = ImportedItem(payload=message.body, **story)
-                await self._queues.storage_items_import(message.routing_key, [item])
-            else:
-                new = replace(msgspec.convert(story, NewItem), payload=message.body)
-                await self._queues.queue_produce(message.routing_key, [new], request_timeout=request_timeout)
+            await self._store(alike, request_timeout)
         except QueueMissing as error:
-            return Outcome(OutcomeKind.RETURNED, 0, error.message)
-        except Invalid as error:
-            return Outcome(OutcomeKind.REFUSED, PRECONDITION_FAILED, error.message)
+            outcome = Outcome(OutcomeKind.RETURNED, 0, error.message)
+        except (Invalid, Unstorable) as error:
+            if len(alike) > 1:  # nothing of it is stored
+                for message in alike:
+                    message.sent_count -= 1
+                return [outcome for one in alike for outcome in await self._produce([one], request_timeout)]
+            kind = OutcomeKind.REFUSED if isinstance(error, Invalid) else OutcomeKind.UNKNOWN
+            outcome = Outcome(kind, PRECONDITION_FAILED if isinstance(error, Invalid) else 0, error.message)
         except (Forbidden, Unauthorized) as error:
-            return Outcome(OutcomeKind.REFUSED, ACCESS_REFUSED, error.message)
+            outcome = Outcome(OutcomeKind.REFUSED, ACCESS_REFUSED, error.message)
         except Unreachable as error:
-            message.sent_count -= error.is_unsent
-            return Outcome(OutcomeKind.UNKNOWN, 0, error.message)
+            for message in alike:
+                message.sent_count -= error.is_unsent
+            outcome = Outcome(OutcomeKind.UNKNOWN, 0, error.message)
         except HoldfastError as error:
-            return Outcome(OutcomeKind.UNKNOWN, 0, error.message)
-        return CONFIRMED
+            outcome = Outcome(OutcomeKind.UNKNOWN, 0, error.message)
+        else:
+            outcome = CONFIRMED
+        return [outcome] * len(alike)
+
+    async def _store(self, alike: Sequence[Outgoing], request_timeout: str) -> None:
+        stories = [msgspec.json.decode(message.properties, type=dict[str, Any]) for message in alike]
+        queue = alike[0].routing_key
+        if "death_reason" in stories[0]:  # it is put into a dead queue as one that died
+            item = ImportedItem(payload=alike[0].body, **stories[0])
+            await self._queues.storage_items_import(queue, [item])
+            return
+        items = [
+            replace(msgspec.convert(story, NewItem), payload=message.body)
+            for story, message in zip(stories, alike, strict=True)
+        ]
+        await self._queues.queue_produce(queue, items, request_timeout=request_timeout)
+
+
+def _alike(messages: Sequence[Outgoing]) -> list[list[Outgoing]]:
+    """In their order, what may go in one request: to one queue, and so much at the most; what died goes alone."""
+    found: list[list[Outgoing]] = []
+    size_bytes = 0
+    for message in messages:
+        size_bytes += len(message.body)
+        is_one_more = (
+            found
+            and found[-1][0].routing_key == message.routing_key
+            and len(found[-1]) < BATCH_COUNT_MAX
+            and size_bytes <= REQUEST_BYTES
+            and not any(b'"death_reason"' in one.properties for one in (found[-1][0], message))
+        )
+        if is_one_more:
+            found[-1].append(message)
+        else:
+            found.append([message])
+            size_bytes = len(message.body)
+    return found
 
 
 class QueueInspector:
