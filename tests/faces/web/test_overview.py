@@ -21,7 +21,7 @@ from holdfast.errors import BrokerUnreachable, StorageFailed
 from tests.faces.api.conftest import AdminInstallation, open_installation
 from tests.faces.api.test_endpoints import dead_item
 from tests.faces.web.test_sessions import csrf_of, signed_in
-from tests.support.browser import NARROW, Chromium, Visitor
+from tests.support.browser import NARROW, Chromium, Visitor, expect
 from tests.support.eventually import eventually
 from tests.vault.letters import ACT, ADMIN, DLQ, act, letter
 
@@ -248,6 +248,34 @@ async def test_the_page_is_kept_up_to_date_and_the_focus_stays_where_it_was(tmp_
         await visitor.tab_to(f"Capture {DLQ}", tag="button")
         await visitor.press("Enter")
         await visitor.sees("captured from now on", re.compile(r"Letters that wait\s+4"))
+
+
+@pytest.mark.browser
+@pytest.mark.asyncio(loop_scope="session")
+async def test_nothing_moves_in_the_middle_of_a_click_or_while_text_is_marked(
+    tmp_path: Path, chromium: Chromium
+) -> None:
+    async with open_installation(tmp_path) as installation, at_the_page(chromium, installation) as visitor:
+        await installation.put(b"1")
+        await visitor.sees(re.compile(r"Letters that wait\s+1"))
+        page, told = visitor.page, visitor.page.get_by_role("heading", name="Health")
+        for begin, end in (
+            (told.hover, page.mouse.up),
+            (told.select_text, lambda: page.evaluate("getSelection().removeAllRanges()")),
+        ):
+            await begin()
+            if end == page.mouse.up:
+                await page.mouse.down()
+            before = await page.evaluate("document.querySelector('#overview').dataset.seen = 'here'")
+            async with page.expect_event("console", lambda one: one.text == "changed"):
+                await page.evaluate(
+                    "new EventSource('/live?since=' + document.body.dataset.live)"
+                    ".addEventListener('changed', () => console.log('changed'), {once: true})"
+                )
+                await installation.put(before.encode())
+            assert await page.evaluate("document.querySelector('#overview').dataset.seen") == "here"
+            await end()
+            await expect(page.locator("#overview[data-seen]")).to_have_count(0)
 
 
 @pytest.mark.browser

@@ -129,7 +129,7 @@ class OverviewParts(NamedTuple):
                 yield OverviewWarning("warn", what, "kept, with their bodies: GET /admin/imports/failed")
         for redrive in self.redrives:
             if redrive.state is RedriveState.STOPPED:
-                name = redrive.name or f"redrive {redrive.id}"
+                name = redrive.name or f"Redrive {redrive.id}"
                 yield OverviewWarning("warn", f"{name} was stopped", redrive.why, f"/redrives/{redrive.id}")
         for group in self.regressed:
             what = f"{group.title or group.key} is back, after it was resolved"

@@ -5,16 +5,27 @@
   let source = null;
   let mark = body.dataset.live || "";
   const missed = new Set();
+  let asked = [];
+  let isPressed = false;
 
-  // Somebody who selects rows, or writes into a form, keeps what is before his eyes.
+  // Text that is marked in a part, to be copied.
+  const isMarked = () => {
+    const marked = document.getSelection();
+    const node = marked === null || marked.isCollapsed ? null : marked.anchorNode;
+    return node !== null && (node.nodeType === 1 ? node : node.parentElement).closest("[data-topics]") !== null;
+  };
+
+  // Somebody who selects rows, marks text, writes into a form, or is in the middle of a click keeps what is before his
+  // eyes: a button that is swapped under the pointer would not be pressed.
   const isBusy = () =>
-    document.querySelector("[data-select]:checked") !== null ||
+    isPressed || isMarked() || document.querySelector("[data-select]:checked") !== null ||
     (document.activeElement && document.activeElement.matches("main form[method=post] input:not([type=hidden]), main textarea, main select"));
 
   // The parts that are about a topic are read anew, all of them with one look at the page.
   const tellMissed = () => {
     if (missed.size === 0 || isBusy()) return;
     const parts = [...document.querySelectorAll("[data-topics]")].filter((part) => part.dataset.topics.split(" ").some((topic) => missed.has(topic)));
+    asked = [...missed];
     missed.clear();
     if (parts.length === 0) return;
     const [first, ...others] = parts.map((part) => `#${CSS.escape(part.id)}`);
@@ -50,6 +61,12 @@
   body.addEventListener("htmx:beforeSwap", (event) => {
     // An answer without the part (the session has ended, the server is starting) leaves what is there.
     if (event.detail.target.dataset.topics && !event.detail.serverResponse.includes(`id="${event.detail.target.id}"`)) {
+      event.detail.shouldSwap = false;
+      return;
+    }
+    // Who began while it was read is shown it afterwards.
+    if (event.detail.target.dataset.topics && isBusy()) {
+      asked.forEach((topic) => missed.add(topic));
       event.detail.shouldSwap = false;
       return;
     }
@@ -114,6 +131,9 @@
     if (event.target.matches("[data-submits]")) event.target.form.requestSubmit();
   });
   document.addEventListener("focusout", () => setTimeout(tellMissed, 0));
+  document.addEventListener("pointerdown", () => { isPressed = true; });
+  ["pointerup", "pointercancel"].forEach((name) => document.addEventListener(name, () => { isPressed = false; setTimeout(tellMissed, 0); }));
+  document.addEventListener("selectionchange", tellMissed);
   body.addEventListener("htmx:afterSwap", count);
   count();
 
