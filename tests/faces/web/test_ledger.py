@@ -60,6 +60,8 @@ async def test_rows_are_shown_newest_first_and_found_by_what_stands_in_the_addre
         assert rows(page)[1:4] == ["bob letters.discard", "ada letters.archive", "server capture"]
         assert "because &lt;b&gt;ada&lt;/b&gt;" in page
         assert "<b>ada" not in page
+        often = re.findall(r'href="/ledger\?(action=letters.discard|outcome=denied)"(?! class)', page)
+        assert set(often) == {"action=letters.discard", "outcome=denied"}, "a click away, also behind a long redrive"
         for query, expected in (
             ("actor=ada", ["ada letters.archive"]),
             ("action=letters.discard", ["bob letters.discard"]),

@@ -31,6 +31,16 @@ PAGE_COUNT = 50
 FIELDS = ("actor", "action", "outcome", "queue", "letter", "done_after", "done_before")
 MOMENTS = ("done_after", "done_before")
 MINUTE = re.compile(r"\d{4,}-\d\d-\d\dT\d\d:\d\d", re.ASCII)
+#: What is looked for often: a redrive writes two rows of every letter, between which the others are not seen.
+OFTEN = (
+    ("action", "redrives.start", "redrives started"),
+    ("action", "redrives.stopped", "redrives stopped"),
+    ("action", "letters.edit", "edits"),
+    ("action", "letters.discard", "discards"),
+    ("action", "groups.change", "groups and their notes"),
+    ("action", "tokens.create", "tokens made"),
+    ("outcome", "denied", "what was denied"),
+)
 OUTCOMES = ("done", "refused", "denied", "failed")
 
 
@@ -61,6 +71,7 @@ async def ledger(visit: Visit) -> Response:
         fields=fields,
         found=found,
         outcomes=OUTCOMES,
+        often=OFTEN,
         export=f"{ExportLedger.declared.path}?{query(fields)}" if fields else ExportLedger.declared.path,
         cursor=visit.query.get("cursor", ""),
     )
