@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from msgspec.structs import replace
+from playwright.async_api import expect
 
 from holdfast.core.letter import GroupStatus
 from holdfast.core.plan import PlanOptions
@@ -21,7 +22,7 @@ from holdfast.errors import BrokerUnreachable, StorageFailed
 from tests.faces.api.conftest import AdminInstallation, open_installation
 from tests.faces.api.test_endpoints import dead_item
 from tests.faces.web.test_sessions import csrf_of, signed_in
-from tests.support.browser import NARROW, Chromium, Visitor, expect
+from tests.support.browser import NARROW, Chromium, Visitor
 from tests.support.eventually import eventually
 from tests.vault.letters import ACT, ADMIN, DLQ, act, letter
 
