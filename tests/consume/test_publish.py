@@ -85,10 +85,10 @@ async def test_an_app_sends_without_consuming(broker: BrokerUnderTest) -> None:
         with pytest.raises(Invalid, match="runs already"):
             async with app.sending():
                 pass
-    await asyncio.to_thread(app.publish_sync, QUEUE, b"2")
+    await asyncio.gather(*[asyncio.to_thread(app.publish_sync, QUEUE, body) for body in (b"2", b"3", b"4")])
     assert seen == []
     async with app.running():
-        await eventually(lambda: sorted(message.body for message in seen) == [b"1", b"2"])
+        await eventually(lambda: sorted(message.body for message in seen) == [b"1", b"2", b"3", b"4"])
     with pytest.raises(Invalid, match="app is not open; publish while it runs"):
         await app.publish(QUEUE, b"x")
 
@@ -142,6 +142,9 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_sent(broker: Br
             await app.publish_many(QUEUE, b"abc")  # type: ignore[arg-type]
         with pytest.raises(Invalid, match="body is invalid"):
             await app.publish_many(QUEUE, [b"good", 5])  # type: ignore[list-item]
+        for ids in (["a"], ["a", "a"], ["a", ""], "ab"):
+            with pytest.raises(Invalid, match="ids are invalid"):
+                await app.publish_many(QUEUE, [b"1", b"2"], ids=ids)
         assert await broker.left() == 0
     assert seen == []
 

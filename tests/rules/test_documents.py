@@ -27,6 +27,15 @@ def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
     assert re.findall(r"b'(\w+)'", done.stdout) == ["one", "two"]
 
 
+def test_the_first_example_of_consumers_sends_and_handles(tmp_path: Path) -> None:
+    script = tmp_path / "orders.py"
+    example = _blocks("docs/consumers.md", "python")[0]
+    script.write_text(example.replace("    ...  #", "    print(message.body)\n    app.stop()  #"))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "b'{\"id\":1}'\n"), done.stderr
+
+
 def test_the_diagram_of_the_readme_is_drawn_from_the_table() -> None:
     assert _blocks("README.md", "mermaid") == [mermaid(ITEM_MOVES) + "\n"]
 

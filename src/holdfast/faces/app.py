@@ -17,8 +17,10 @@ import asyncio
 import concurrent.futures
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from copy import copy
 from http import HTTPStatus
 from pathlib import Path
 from secrets import token_hex
@@ -144,6 +146,7 @@ class App:
         self._publishing: Publishing | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
+        self._alone = threading.Lock()  # of threads that publish while it is not open
 
     @property
     def consumers(self) -> Sequence[ConsumerPlan]:
@@ -282,8 +285,10 @@ class App:
         if isinstance(bodies, str | bytes | bytearray | memoryview | dict):
             raise Invalid("bodies are invalid; give a list of them, or use publish")
         given = list(bodies)
-        if ids and len(ids) != len(given):
-            raise Invalid(f"ids are invalid; {len(ids)} for {len(given)} bodies")
+        if isinstance(ids, str) or "" in ids:
+            raise Invalid("ids are invalid; give a list of them, none empty")
+        if ids and not len(ids) == len(given) == len(set(ids)):
+            raise Invalid(f"ids are invalid; {len(set(ids))} different ones for {len(given)} bodies, give one for each")
         messages = [order.message(body, one) for body, one in zip(given, ids or [""] * len(given), strict=True)]
         return await self._opened().publish(
             messages, order.to, at_us=order.at_us, timeout_s=order.timeout_s, repeats=order.repeats
@@ -303,7 +308,7 @@ class App:
             raise Invalid("publish_sync is not possible here; it would stop the event loop, use await app.publish")
         options["id"] = options.get("id") or token_hex(16)
         if not self._is_open or self._loop is None:
-            return asyncio.run(self._publish_alone(queue, body, options))
+            return self._publish_alone(queue, body, options, order.timeout_s)
         asked = asyncio.run_coroutine_threadsafe(self.publish(queue, body, **options), self._loop)
         try:
             return asked.result(order.timeout_s + ANSWER_TIMEOUT_S)
@@ -315,14 +320,29 @@ class App:
         finally:
             asked.cancel()
 
-    async def _publish_alone(self, queue: str, body: Body | UnsetType, options: PublishOptions) -> Published:
-        async with AsyncExitStack() as stack:
-            try:
-                await stack.enter_async_context(self.sending())
-            except Unreachable as error:
-                text = f"message is not stored; nothing was sent: {error.message}"
-                raise NotStored(text, ids=[options["id"]]) from error
-            return await self.publish(queue, body, **options)
+    def _publish_alone(
+        self, queue: str, body: Body | UnsetType, options: PublishOptions, timeout_s: float
+    ) -> Published:
+        """One thread after the other: a storage folder cannot be open twice."""
+
+        async def publish() -> Published:
+            alone = copy(self)  # whoever opens this app meanwhile may do so
+            alone._forget()  # noqa: SLF001 - it is one of these
+            async with AsyncExitStack() as stack:
+                try:
+                    await stack.enter_async_context(alone.sending())
+                except Unreachable as error:
+                    text = f"message is not stored; nothing was sent: {error.message}"
+                    raise NotStored(text, ids=[options["id"]]) from error
+                return await alone.publish(queue, body, **options)
+
+        if not self._alone.acquire(timeout=timeout_s):
+            text = "message is not stored; nothing was sent, other threads publish one by one, open the app for them"
+            raise NotStored(text, ids=[options["id"]])
+        try:
+            return asyncio.run(publish())
+        finally:
+            self._alone.release()
 
     def _opened(self) -> Publishing:
         if self._publishing is None:
