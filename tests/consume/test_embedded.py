@@ -181,7 +181,7 @@ async def test_a_lease_is_kept_alive_while_its_handler_runs() -> None:
     async with app.running(declare=True):
         app._workers[0].stop()
         await eventually(lambda: app.health[0].state == "stopped")
-        await app.queues.queues_update("work", lease_timeout="150ms")
+        await app.queues.queues_update("work", lease_timeout="1s")
         worker = holdfast.services.consume.worker.Worker(app.consumers[0], app._broker, stop_timeout_s=5)  # type: ignore[attr-defined]
         running = asyncio.create_task(worker.run())
         await watch(app.queues)
