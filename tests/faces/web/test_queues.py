@@ -170,7 +170,7 @@ async def test_what_is_deleted_is_counted_before(installation: AdminInstallation
         assert "queued and leased (5)" in page
         assert "scheduled (2)" in page
         other = await tab.post("/queues/orders", {"do": "clear", "which": "queued", "count": "5"}, status=409)
-        assert "5 was typed and there are 4 now, nothing was deleted" in notice_of(other)
+        assert "5 was typed and it is 4 now, nothing was deleted" in notice_of(other)
         assert len(await queues.storage_items_list("orders")) == 5
         no_choice = await tab.post("/queues/orders", {"do": "clear", "count": "5"}, status=400)
         assert "Choice is missing" in notice_of(no_choice)

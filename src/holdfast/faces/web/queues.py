@@ -351,7 +351,7 @@ async def _delete(visit: Visit, name: str) -> str:
 def _typed(visit: Visit, count: int) -> int:
     """The count that was typed, if it still is the count. Raises Conflict."""
     if (typed := visit.number("count")) != count:
-        raise Conflict(f"count is another one; {typed} was typed and there are {count} now, nothing was deleted")
+        raise Conflict(f"count is another one; {typed} was typed and it is {count} now, nothing was deleted")
     return count
 
 
