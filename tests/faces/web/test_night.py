@@ -24,6 +24,8 @@ from tests.support.rabbitmq import Node, vhost_name
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 ENGINES = ["embedded", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
+#: At one a second so many take longer than what is done meanwhile, on a busy machine too.
+SLOWLY_COUNT = 200
 MAIN, DLQ = "orders", "orders.dlq"
 
 
@@ -200,7 +202,7 @@ async def test_two_browsers_pause_resume_and_cancel_and_the_slower_one_is_told(
     tmp_path: Path, nodes: dict[str, Node], chromium: Chromium
 ) -> None:
     async with open_night("embedded", tmp_path, nodes) as night:
-        await night.send(*(b'{"order": %d}' % number for number in range(30)))
+        await night.send(*(b'{"order": %d}' % number for number in range(SLOWLY_COUNT)))
         night.is_mended = True
         bo = await night.installation.token("bo", Role.OPERATOR)
         eve = await night.installation.token("eve", Role.VIEWER)
@@ -213,7 +215,7 @@ async def test_two_browsers_pause_resume_and_cancel_and_the_slower_one_is_told(
             page, other, viewer = await sign_in(first), await sign_in(second, bo), await sign_in(third, eve)
             await to_plan_of_group(page, "TimeoutError in test_night.py:order")
             await plan(page, per_s="1")
-            await start(page, "slowly", 30)
+            await start(page, "slowly", SLOWLY_COUNT)
             path = page.url
             for one in (other, viewer):
                 await one.goto(path)

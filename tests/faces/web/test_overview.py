@@ -246,6 +246,8 @@ async def test_the_page_is_kept_up_to_date_and_the_focus_stays_where_it_was(tmp_
         await installation.put(b"2", b"3")
         await visitor.sees(re.compile(r"Letters that wait\s+3"))
         assert await visitor.focused() == f"a {DLQ}"
+        # The page may have been read before the queue's depth was known.
+        await expect(visitor.page.get_by_role("button", name=f"Capture {DLQ}")).to_be_visible()
         await visitor.tab_to(f"Capture {DLQ}", tag="button")
         await visitor.press("Enter")
         await visitor.sees("captured from now on", re.compile(r"Letters that wait\s+4"))
