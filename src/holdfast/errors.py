@@ -24,7 +24,7 @@ HoldfastError               500
 ├── NotOurs                      a message that is no longer ours to settle: it comes again
 ├── LeaseLost                    a transaction that is no longer ours: nothing was written
 ├── MessageRefused               a message that will never be taken as it is; it was not stored
-├── PublishFailed                a publish of a program that was not confirmed
+├── PublishFailed           502  a publish of a program that was not confirmed
 │   ├── NotStored                no queue has it, for certain
 │   └── OutcomeUnknown           it may be stored or not
 ├── CannotStart             400  settings, folder lock, schema version: said at start-up
@@ -211,6 +211,9 @@ class MessageRefused(HoldfastError):
 class PublishFailed(HoldfastError):
     """A publish was not confirmed. `ids` are those of the messages, `sent_count` is how often one was sent; of many,
     `errors` has each error by its place in what was given, and everything else is stored."""
+
+    code = 502
+    code_text = "Publish Failed"
 
     def __init__(
         self,
